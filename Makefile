@@ -29,7 +29,7 @@ help: ## This list
 setup: $(READY) $(CLIENTS) ## .venv, system packages, the tests' programs; quick when all is there
 	@$(PYTHON) -m e2e.cluster $(if $(FOREIGN),build,setup)
 
-up: $(UP_READY) ## A real cluster with Quire on it, a model and its answer (NODES=2; KUBECONFIG=... uses yours)
+up: $(UP_READY) ## A real cluster with Quire on it, a model and its answer (NODES=2; GATEWAY=1; KUBECONFIG=... uses yours)
 	@$(PYTHON) -m e2e.up
 
 down: $(UP_READY) ## Take the cluster away again

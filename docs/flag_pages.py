@@ -15,10 +15,12 @@ from e2e.api import specs
 from quire_operator import spec
 from quire_operator.errors import SpecError
 from quire_operator.resources import config_map
+from quire_operator.settings import Settings
 from quire_operator.spec import LLMDeployment, validation
 from quire_server.config import ServeConfig
 from quire_server.flags import ENV_PREFIX
 
+_SETTINGS = Settings(engine_image="any")
 # Fields that cannot be removed alone, since another field requires them.
 _NEEDED = {
     "api_keys_dir": "security.apiKeysSecretRef",
@@ -105,7 +107,7 @@ def _fields_of(
 
 def _variables(body: dict[str, Any], pods: Callable[[LLMDeployment], LLMDeployment | None]) -> dict[str, str]:
     model = pods(spec.parse(body))
-    data: dict[str, str] = {} if model is None else config_map.build(model)["data"]
+    data: dict[str, str] = {} if model is None else config_map.build(model, _SETTINGS)["data"]
     return data
 
 

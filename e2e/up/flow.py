@@ -24,6 +24,7 @@ from e2e.up.place import Place
 
 _EXAMPLE = Path("examples/smollm2.yaml")
 _OPERATOR_NAMESPACE = "quire-system"
+_GATEWAY = "quire-gateway"
 _READY_SECONDS = 300
 
 
@@ -43,7 +44,7 @@ def run(root: Path, environ: Mapping[str, str]) -> None:
     _step(began, "programs and cluster, images, model" if place.is_ours else "programs, images, model")
     together.run(_preparations(is_ours=place.is_ours, nodes=nodes), root)
     images = _release(place, root, environ, began)
-    _serve(place, root, images, began)
+    _serve(place, root, images, began, has_gateway=_has_gateway(environ))
 
 
 def _nodes(environ: Mapping[str, str]) -> int | None:
@@ -54,6 +55,14 @@ def _nodes(environ: Mapping[str, str]) -> int | None:
     if text not in map(str, range(1, MAX_NODES + 1)):
         raise UpError(f"NODES={text}: give a number from 1 to {MAX_NODES}")
     return int(text)
+
+
+def _has_gateway(environ: Mapping[str, str]) -> bool:
+    """Whether clients are to ask a gateway: `make up GATEWAY=1`."""
+    text = environ.get("GATEWAY", "")
+    if text not in ("", "0", "1"):
+        raise UpError(f"GATEWAY={text}: give 1 or 0")
+    return text == "1"
 
 
 def undo(place: Place) -> str:
@@ -81,13 +90,19 @@ def _release(place: Place, root: Path, environ: Mapping[str, str], began: float)
     together.run({"push": [sys.executable, "-m", "e2e.images", "push"]}, root)
     images = build.references(root, Target.of(root, environ).registry, environ)
     place.kubectl.apply(_restricted(_OPERATOR_NAMESPACE))
-    together.run({"operator": place.kubectl.helm_argv(*_install_arguments(root, images))}, root)
+    together.run({"operator": place.kubectl.helm_argv(*_install_arguments(root, images, environ))}, root)
     return images
 
 
-def _install_arguments(root: Path, images: References) -> list[str]:
+def _install_arguments(root: Path, images: References, environ: Mapping[str, str]) -> list[str]:
     values = []
-    for value, reference in (("image", images.operator), ("engineImage", images.server)):
+    named = {"image": images.operator, "engineImage": images.server}
+    if _has_gateway(environ):
+        namespace = yaml.safe_load((root / _EXAMPLE).read_text())["metadata"]["namespace"]
+        named["gateway.image"] = images.gateway
+        values += ["--set", f"gateway.enabled=true,gateway.namespaces={{{namespace}}}"]
+        values += ["--set", "gateway.resources.requests.cpu=50m"]  # one small node has it all
+    for value, reference in named.items():
         repository, tag = reference.rsplit(":", 1)
         values += ["--set", f"{value}.repository={repository}", "--set-string", f"{value}.tag={tag}"]
     chart = str(root / "charts" / "quire")
@@ -101,7 +116,7 @@ def _restricted(namespace: str) -> dict[str, object]:
     return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace, "labels": labels}}
 
 
-def _serve(place: Place, root: Path, images: References, began: float) -> None:
+def _serve(place: Place, root: Path, images: References, began: float, *, has_gateway: bool) -> None:
     kubectl = place.kubectl
     manifest = yaml.safe_load((root / _EXAMPLE).read_text())
     name, namespace = manifest["metadata"]["name"], manifest["metadata"]["namespace"]
@@ -111,15 +126,22 @@ def _serve(place: Place, root: Path, images: References, began: float) -> None:
     # The server that was just built is what `make up` is run again for.
     kubectl.apply({**manifest, "spec": {**manifest["spec"], "rollout": {"adoptOperatorDefaults": "Always"}}})
     waiting.until_ready(kubectl, name, namespace, images.server, seconds=_READY_SECONDS)
+    service = (name, namespace)
+    if has_gateway:  # there the model has the name of its LLMDeployment
+        service, served_name = (_GATEWAY, _OPERATOR_NAMESPACE), name
     if place.is_ours:
         _remove_old_images(kubectl, root)
-        url = question.service_url(kubectl, name, namespace)
+        url = question.service_url(kubectl, *service)
+        if has_gateway:
+            question.wait_until_served(url, served_name)
         answer = question.ask(url, served_name)
     else:
-        with question.forwarded_url(kubectl, name, namespace) as url:
+        with question.forwarded_url(kubectl, *service) as url:
+            if has_gateway:
+                question.wait_until_served(url, served_name)
             answer = question.ask(url, served_name)
     print(f"\n  {question.QUESTION}\n  {answer.strip()}\n", flush=True)
-    print(_how_to_go_on(place, root, url, name, served_name))
+    print(_how_to_go_on(place, root, url, service, served_name))
     print(f"\nup after {time.monotonic() - began:.0f} s; {undo(place)}")
 
 
@@ -129,13 +151,14 @@ def _remove_old_images(kubectl: Kubectl, root: Path) -> None:
     cluster.remove_unused(cluster.current(root), used)
 
 
-def _how_to_go_on(place: Place, root: Path, url: str, name: str, served_name: str) -> str:
+def _how_to_go_on(place: Place, root: Path, url: str, service: tuple[str, str], served_name: str) -> str:
     path = f"export KUBECONFIG={place.kubectl.kubeconfig} PATH={root / '.cluster' / 'bin'}:$PATH"
     body = question.request_body(served_name)
     curl = f"curl -s {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'"
     if place.is_ours:
         return f"Go on with:\n  {path}\n  kubectl get llmdep\n  {curl}"
-    forward = f"kubectl port-forward service/{name} {url.rsplit(':', 1)[1]}:80 &"
+    name, namespace = service
+    forward = f"kubectl port-forward -n {namespace} service/{name} {url.rsplit(':', 1)[1]}:80 &"
     return f"Go on with:\n  {path}\n  kubectl get llmdep\n  {forward}\n  {curl}"
 
 

@@ -3,6 +3,7 @@
 import json
 import re
 import subprocess
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -36,6 +37,23 @@ def ask(url: str, served_name: str) -> str:
     except OSError as error:
         raise UpError(f"{url}{_PATH} did not answer: {error}") from None
     return str(answer["choices"][0]["message"]["content"])
+
+
+def wait_until_served(url: str, served_name: str, seconds: float = 60) -> None:
+    """A gateway hears of a ready pod when its watch does."""
+    end = time.monotonic() + seconds
+    while not _is_served(url, served_name):
+        if time.monotonic() > end:
+            raise UpError(f"{url}/v1/models has no {served_name} after {seconds:g} s")
+        time.sleep(0.2)  # between two looks at a server that is elsewhere
+
+
+def _is_served(url: str, served_name: str) -> bool:
+    try:
+        with _OPENER.open(f"{url}/v1/models", timeout=5) as response:
+            return any(card["id"] == served_name for card in json.loads(response.read())["data"])
+    except OSError:  # not there yet
+        return False
 
 
 def service_url(kubectl: Kubectl, name: str, namespace: str) -> str:

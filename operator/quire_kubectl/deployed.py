@@ -244,6 +244,15 @@ def _from_operator(deployment: Document) -> Settings | None:
         return None
 
 
+def _gateway(pod: Mapping[str, Any], namespace: str) -> dict[str, Any]:
+    """Where the gateway's public keys are, as the pods mount them."""
+    volumes = [each for each in pod.get("volumes", ()) if each["name"] == "gateway-keys"]
+    if not volumes:
+        return {}
+    keys = str(volumes[0]["configMap"]["name"])
+    return {"gateway_namespaces": (namespace,), "gateway_keys_config_map": keys}
+
+
 def _from_children(children: Iterable[Mapping[str, Any]]) -> tuple[Settings, str]:
     """The settings that the live children show; the others are assumed to be the chart's defaults."""
     by_kind = {str(child["kind"]): child for child in children}
@@ -267,6 +276,7 @@ def _from_children(children: Iterable[Mapping[str, Any]]) -> tuple[Settings, str
             for variable in container.get("env", ())
         ),
         credential_hosts=("*",),
+        **_gateway(pod, str(workload["metadata"].get("namespace", ""))),
     )
     note = (
         "The operator's Deployment cannot be read here: image and pull policy are those of the pods' template"

@@ -35,6 +35,8 @@ class Settings:
     ] = ()  # beside the hub and the clouds' own stores; "*" at the front: any name that ends so
     secret_references: str = ANY  # Labelled: only to Secrets with the label that allows it
     monitoring_namespace_labels: tuple[tuple[str, str], ...] = MONITORING_NAMESPACE
+    gateway_namespaces: tuple[str, ...] = ()  # whose models are asked by a gateway, which signs its requests
+    gateway_keys_config_map: str = ""  # there, with the gateway's public keys; empty where it signs none
     load_url: str = LOAD_URL  # of the metrics adapter, for KEDA; empty where there is none
     log_level: str = "info"
     metrics_port: int = 8080
@@ -63,6 +65,8 @@ class Settings:
             credential_hosts=_words(environ.get("QUIRE_CREDENTIAL_HOSTS", "")),
             secret_references=_one_of(environ, "QUIRE_SECRET_REFERENCES", (ANY, LABELLED), ANY),
             monitoring_namespace_labels=_labels(environ) or cls.monitoring_namespace_labels,
+            gateway_namespaces=_words(environ.get("QUIRE_GATEWAY_NAMESPACES", "")),
+            gateway_keys_config_map=environ.get("QUIRE_GATEWAY_KEYS_CONFIG_MAP", ""),
             load_url=environ.get("QUIRE_LOAD_URL", cls.load_url).rstrip("/"),
             log_level=_one_of(environ, "QUIRE_LOG_LEVEL", LOG_LEVELS, cls.log_level),
             metrics_port=_port(environ, "QUIRE_METRICS_PORT", cls.metrics_port),
@@ -75,6 +79,10 @@ class Settings:
             lease_retry_seconds=_seconds(environ, "QUIRE_LEASE_RETRY_SECONDS", cls.lease_retry_seconds),
             resync_seconds=_seconds(environ, "QUIRE_RESYNC_SECONDS", cls.resync_seconds),
         )
+
+    def gateway_keys(self, namespace: str) -> str:
+        """The ConfigMap of the public keys that pods of a namespace trust; empty where there is none."""
+        return self.gateway_keys_config_map if namespace in self.gateway_namespaces else ""
 
     def __post_init__(self) -> None:
         if not self.lease_duration_seconds > self.lease_renew_deadline_seconds > self.lease_retry_seconds:

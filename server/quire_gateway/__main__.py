@@ -31,6 +31,7 @@ from quire_gateway.metrics import Metrics
 from quire_gateway.peers import Outbox, PeerReceiver, Peers, PeerSender
 from quire_gateway.relay import Relay
 from quire_gateway.replicas import LABEL_SERVICE, ReplicaTable
+from quire_gateway.request_signing import RequestSigner, SigningKeyError
 from quire_gateway.routing.strategies import DEFAULT, router_for
 from quire_gateway.settings import Settings, SettingsError
 from quire_http.drain import Drain, DrainLimits
@@ -44,8 +45,9 @@ def main() -> int:
     """The exit code."""
     try:
         settings = Settings.from_environ(os.environ)
+        signer = RequestSigner(settings.signing_key) if settings.signing_key else None
         listener = listen(settings.host, settings.port)
-    except (SettingsError, OSError) as error:
+    except (SettingsError, SigningKeyError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)  # noqa: T201  # before there is a log
         return 2
     log.configure(settings.log_level)
@@ -53,7 +55,7 @@ def main() -> int:
     disable_created_metrics()  # type: ignore[no-untyped-call]  # the library does not annotate it
     gc.freeze()  # what was imported stays: the collector need not walk it
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_serve(settings, listener))
+        runner.run(_serve(settings, listener, signer))
     return 0
 
 
@@ -61,7 +63,7 @@ def _write_line(line: bytes) -> None:
     os.write(sys.stderr.fileno(), line)
 
 
-async def _serve(settings: Settings, listener: socket.socket) -> None:
+async def _serve(settings: Settings, listener: socket.socket, signer: RequestSigner | None) -> None:
     loop = asyncio.get_running_loop()
     drain = Drain(DrainLimits(settings.drain_seconds, settings.pre_stop_seconds), time.monotonic)
     loop.add_signal_handler(signal.SIGTERM, drain.begin)
@@ -77,7 +79,7 @@ async def _serve(settings: Settings, listener: socket.socket) -> None:
     metrics = Metrics(table)
     api = KubeApi(settings.kube_api, settings.service_account)
     informers = [Informer(api, table, namespace) for namespace in settings.namespaces]
-    upstream = Upstream(settings.timeouts)
+    upstream = Upstream(settings.timeouts, signer)
     management = Management(table, metrics, drain, informers, int(time.time()))
     access_log = AccessLog(_write_line)
     gateway = Gateway(table, Relay(upstream, metrics), management, metrics, access_log, drain)

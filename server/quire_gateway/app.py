@@ -91,6 +91,6 @@ class Gateway:
             if name in REQUEST_HEADERS
         }
         headers["x-request-id"] = exchange.request_id
-        request = UpstreamRequest(exchange.scope["path"], headers, body, call.stream)
+        request = UpstreamRequest(exchange.scope["path"], headers, body, call.stream, call.model)
         facts = RequestFacts(call.model, call.prompt, call.user, call.cache_salt, exchange.scope["headers"])
         await exchange.run(self.relay.relay(exchange, model, request, facts, account), self.drain.cut)

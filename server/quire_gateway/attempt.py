@@ -17,6 +17,7 @@ from yarl import URL
 from quire_gateway.outlier_detection import Verdict
 from quire_gateway.replica import Replica
 from quire_gateway.replicas import Model
+from quire_gateway.request_signing import TOKEN_HEADER, Identity, RequestSigner
 from quire_gateway.settings import Timeouts
 
 _CONNECT_SECONDS = 1.0
@@ -41,13 +42,16 @@ class UpstreamRequest:
     headers: Mapping[str, str]
     body: bytes | bytearray
     stream: bool
+    asked_model: str = ""  # the name by which the client asked
+    identity: Identity = Identity()
 
 
 class Upstream:
     """The connections to all replicas."""
 
-    def __init__(self, timeouts: Timeouts) -> None:
+    def __init__(self, timeouts: Timeouts, signer: RequestSigner | None = None) -> None:
         self.timeouts = timeouts
+        self._signer = signer
         self._pooled = _session(aiohttp.TCPConnector(limit=0, keepalive_timeout=_POOL_SECONDS))
         self._single = _session(aiohttp.TCPConnector(limit=0, force_close=True))
 
@@ -62,8 +66,12 @@ class Upstream:
         """The head of the answer. ``is_new``: over a new connection."""
         session = self._single if is_new else self._pooled
         url = URL(replica.endpoint.url + request.path, encoded=True)
+        headers = request.headers
+        if self._signer is not None:  # for each attempt: a token is short-lived
+            token = self._signer.token(attempt.model.audience, request.identity, request.asked_model)
+            headers = {**headers, TOKEN_HEADER: token}
         return await session.post(
-            url, data=request.body, headers=request.headers, allow_redirects=False, trace_request_ctx=attempt
+            url, data=request.body, headers=headers, allow_redirects=False, trace_request_ctx=attempt
         )
 
 
@@ -95,7 +103,7 @@ class Attempt:
         self.is_reused = False  # the connection; set by the trace
         self.verdict = Verdict.UNKNOWN
         self._upstream = upstream
-        self._model = model
+        self.model = model
         self._replica = replica
         self._response: aiohttp.ClientResponse | None = None
         self._reading_since: float | None = None
@@ -114,7 +122,7 @@ class Attempt:
         if self._response is not None:
             self._response.close()
         self._replica.in_flight -= 1
-        self._model.outliers.end(self._replica.endpoint.uid, self.verdict, self._model.replicas)
+        self.model.outliers.end(self._replica.endpoint.uid, self.verdict, self.model.replicas)
 
     async def ask(self, request: UpstreamRequest) -> aiohttp.ClientResponse:
         """Send the request; returns with the head of the answer. Raises AttemptError."""
@@ -129,6 +137,8 @@ class Attempt:
             raise self._failed("timeout", f"it did not answer within {seconds:g} s") from None
         except aiohttp.ClientError as error:
             raise self._failed("reset", f"the connection failed before the answer: {error!r}") from None
+        if self._response.status == 401:  # no client's key goes there: it is this gateway that is refused
+            raise self._failed("unauthorized", "it does not accept requests of this gateway")
         self.verdict = Verdict.SUCCESS if self._response.status < 500 else Verdict.FAILURE
         return self._response
 

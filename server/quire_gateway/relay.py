@@ -188,5 +188,8 @@ def _error_of(failure: AttemptError) -> ApiError:
     if failure.reason in ("timeout", "idle"):
         message = "The replica that answers did not go on in time."
         return ApiError(504, message, kind="server_error", code="replica_timeout")
+    if failure.reason == "unauthorized":
+        message = "The replica does not accept requests of this gateway."
+        return ApiError(502, message, kind="server_error", code="gateway_refused")
     message = "The replica that answers was lost."
     return ApiError(502, message, kind="server_error", code="replica_lost")

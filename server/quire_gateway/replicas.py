@@ -24,8 +24,9 @@ HEALTH_PORT_NAME = "health"
 class Model:
     """The replicas of one LLMDeployment. ``router``: the policy that chooses among them."""
 
-    def __init__(self, name: str, clock: Callable[[], float], router: Router) -> None:
+    def __init__(self, namespace: str, name: str, clock: Callable[[], float], router: Router) -> None:
         self.name = name
+        self.audience = f"{namespace}/{name}"  # of what is signed for its replicas
         self.router = router
         self.replicas: dict[str, Replica] = {}
         self.outliers = OutlierDetection(clock)
@@ -130,7 +131,7 @@ class ReplicaTable:
             self._models.pop(place, None)
             return
         if place not in self._models:
-            self._models[place] = Model(place[1], self._clock, self._new_router())
+            self._models[place] = Model(*place, self._clock, self._new_router())
         self._models[place].update({uid: one for each in slices.values() for uid, one in each.items()})
 
     def _read(self, body: Mapping[str, Any]) -> dict[str, Endpoint]:

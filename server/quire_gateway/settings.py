@@ -40,6 +40,7 @@ class Settings:
     peer_port: int = 8082
     pod_namespace: str = ""
     pod_name: str = ""
+    signing_key: Path | None = None  # none: requests are not signed
     health_port: int = 8001  # of the replicas, where a Service has no port of the name `health`
     timeouts: Timeouts = Timeouts()
     drain_seconds: float = 120.0
@@ -77,6 +78,7 @@ class Settings:
             peer_port=int(read.number("GATEWAY_PEER_PORT", cls.peer_port, 65_535)),
             pod_namespace=environ.get("POD_NAMESPACE", ""),
             pod_name=read.text("GATEWAY_POD_NAME", environ.get("HOSTNAME", "")),
+            signing_key=Path(key) if (key := read.text("GATEWAY_SIGNING_KEY_FILE", "")) else None,
             health_port=int(read.number("GATEWAY_HEALTH_PORT", cls.health_port, 65_535)),
             timeouts=Timeouts(
                 first_byte=read.number("GATEWAY_FIRST_BYTE_SECONDS", Timeouts.first_byte),

@@ -202,6 +202,12 @@ class ServeConfig:
     api_keys_dir: Path | None = setting(
         None, path, "directory of API keys: file name = client, lines = key, and what it may do"
     )
+    gateway_keys_dir: Path | None = setting(
+        None, path, "directory of the public keys of gateways (PEM, Ed25519) whose signed requests are served"
+    )
+    gateway_audience: str | None = setting(
+        None, nonempty, "whom these gateways sign for: NAMESPACE/NAME of the LLMDeployment"
+    )
     auth_key_dir: Path | None = setting(
         None, path, "directory with a key that other pods of the model must have, too (default: the API keys)"
     )
@@ -313,7 +319,9 @@ def _check(config: ServeConfig) -> None:
     """Check combinations of settings."""
     if config.port == config.health_port:
         raise ConfigError(f"--port and --health-port are both {config.port}: choose two different ports")
-    if config.api_keys_dir is None:
+    if (config.gateway_keys_dir is None) != (config.gateway_audience is None):
+        raise ConfigError("--gateway-keys-dir and --gateway-audience need each other: give both, or neither")
+    if config.api_keys_dir is None and config.gateway_keys_dir is None:
         for flag, limit in (
             ("--max-num-reqs-per-key", config.max_num_reqs_per_key),
             ("--max-requests-per-minute-per-key", config.max_requests_per_minute_per_key),

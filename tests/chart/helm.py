@@ -25,6 +25,15 @@ IMAGES = (
 
 PROMETHEUS = ("--api-versions", "monitoring.coreos.com/v1", "--set", "monitoring.podMonitor.enabled=true")
 
+# A gateway to the models of team-a, for pods of its own namespace and of partners.
+GATEWAY = (
+    "--set", "gateway.enabled=true,gateway.namespaces={team-a}",
+    "--set", "gateway.image.repository=registry.example.com/quire-gateway",
+    "--set", "gateway.allowFrom[0].namespaceSelector.matchLabels.llm-clients=allowed",
+    "--set", "gateway.signingKey.existingSecret=my-key",
+    "--set", "gateway.signingKey.publicKeys.current=-----BEGIN PUBLIC KEY-----a",
+)  # fmt: skip
+
 # Values that change which objects there are, or their shape.
 MATRIX: dict[str, tuple[str, ...]] = {
     "defaults": (),
@@ -37,12 +46,18 @@ MATRIX: dict[str, tuple[str, ...]] = {
         "--set", "metricsAdapter.tls.apiServiceAnnotations.cert-manager\\.io/inject-ca-from=quire-system/x",
     ),
     "prometheus": (
-        *PROMETHEUS, "--set", "monitoring.podMonitor.labels.release=kube-prometheus",
+        *PROMETHEUS, *GATEWAY, "--set", "monitoring.podMonitor.labels.release=kube-prometheus",
         "--set", "monitoring.prometheusRule.enabled=true,monitoring.prometheusRule.labels.release=kube-prom",
         "--set", "monitoring.prometheusRule.runbooks=https://quire.example.com/alerts",
         "--set", "monitoring.dashboard.enabled=true",
     ),
+    "gateway": GATEWAY,
+    "one gateway": (
+        *GATEWAY, "--set", "gateway.replicas=1,gateway.autoscaling.enabled=false",
+        "--set", "gateway.signingKey.enabled=false",
+    ),
     "bare": (
+        *GATEWAY, "--set", "gateway.serviceAccount.create=false,gateway.serviceAccount.name=mine-as-well",
         "--set", "crds.enabled=false,networkPolicy.enabled=false,podDisruptionBudget.enabled=false",
         "--set", "rbac.create=false,serviceAccount.create=false,serviceAccount.name=mine",
         "--set", "rbac.aggregateClusterRoles.view=false",
@@ -54,6 +69,7 @@ MATRIX: dict[str, tuple[str, ...]] = {
     ),
     "policy": ("--set", "admissionPolicy.enabled=true,admissionPolicy.maxGPUs=4"),
     "everything": (
+        *GATEWAY, "--set", "gateway.serviceAccount.annotations.a=b",
         "--set", f"image.digest=sha256:{'0' * 64},engineImage.tag=v9,allowFaults=true,logLevel=debug",
         "--set", "rbac.aggregateClusterRoles.edit=true,imagePullSecrets[0].name=pull,priorityClassName=high",
         "--set", "nodeSelector.disk=fast,serviceAccount.annotations.a=b,crds.keep=false",

@@ -10,6 +10,7 @@ import yaml
 from quire_operator.settings import Settings
 from tests.chart.helm import (
     CHART,
+    GATEWAY,
     IMAGES,
     MATRIX,
     PROMETHEUS,
@@ -59,6 +60,9 @@ def test_every_choice_of_values_renders_each_object_once_and_reproducibly(name: 
         "monitoring.podMonitor.interval=often",
         "metricsAdapter.replicas=two",
         "metricsAdapter.tls.secretName=Not_A_Name",
+        "gateway.namespaces={Not_A_Name}",
+        "gateway.drainSeconds=-1",
+        "gateway.allowFrom={team-a}",
         "admissionPolicy.hosts={https://hub.example.com/}",
         "admissionPolicy.sources={ftp}",
         "admissionPolicy.maxGPUs=many",
@@ -86,7 +90,7 @@ def test_default_image_repositories_are_empty() -> None:
     assert values["image"]["repository"] == values["engineImage"]["repository"] == ""
 
 
-@pytest.mark.parametrize("name", ["quire-operator", "quire-metrics-adapter"])
+@pytest.mark.parametrize("name", ["quire-operator", "quire-metrics-adapter", "quire-gateway"])
 def test_scheduling_values_apply_to_the_chart_s_own_pods(name: str) -> None:
     pod = named(render(*MATRIX["everything"]), "Deployment", name)["spec"]["template"]["spec"]
 
@@ -96,7 +100,7 @@ def test_scheduling_values_apply_to_the_chart_s_own_pods(name: str) -> None:
     assert set(pod["affinity"]) == {"nodeAffinity"}
     assert {"key": "dedicated", "operator": "Exists"} in pod["tolerations"]
     assert len(pod["tolerations"]) == 3, "those for a lost node are there, too"
-    default = named(render(), "Deployment", name)["spec"]["template"]["spec"]
+    default = named(render(*GATEWAY), "Deployment", name)["spec"]["template"]["spec"]
     assert not {"imagePullSecrets", "priorityClassName", "nodeSelector", "affinity"} & default.keys()
 
 
@@ -175,7 +179,7 @@ def test_a_digest_takes_precedence_over_a_tag() -> None:
 
 
 def test_two_replicas_by_default_and_a_pod_disruption_budget_only_for_more_than_one() -> None:
-    for name in ("quire-operator", "quire-metrics-adapter"):
+    for name in ("quire-operator", "quire-metrics-adapter"):  # that of the gateway: test_gateway
         assert named(render(), "Deployment", name)["spec"]["replicas"] == 2
         budget = named(render(), "PodDisruptionBudget", name)["spec"]
         assert budget["selector"] == named(render(), "Deployment", name)["spec"]["selector"]
@@ -196,8 +200,9 @@ def test_pods_satisfy_the_restricted_pod_security_standard(name: str) -> None:
             "capabilities": {"drop": ["ALL"]},
         }
         volumes = {next(iter(v.keys() - {"name"})) for v in pod.get("volumes", [])}
-        assert volumes <= {"emptyDir", "secret"}, "a Secret only where the administrator names it"
-        assert ("secret" not in volumes) or name == "cert-manager"
+        assert volumes <= {"emptyDir", "secret"}, "a Secret only where it is needed"
+        has_key = deployment["metadata"]["name"] == "quire-gateway" and name != "one gateway"
+        assert ("secret" not in volumes) or name == "cert-manager" or has_key
         assert not {"hostNetwork", "hostPID", "hostIPC"} & pod.keys()
 
 

@@ -86,6 +86,28 @@ def test_every_field_reaches_the_server() -> None:
     assert str(config.canary_golden_path) == f"{names.PATH_GOLDEN_TOKENS}/{names.GOLDEN_TOKENS_FILE}"
 
 
+def test_pods_of_a_gateway_s_namespaces_trust_its_keys_and_no_others_do() -> None:
+    keys = {
+        "gateway_namespaces": (specs.minimal()["metadata"]["namespace"],),
+        "gateway_keys_config_map": "keys",
+    }
+    model = spec.parse(specs.minimal())
+    made = resources.build(model, dataclasses.replace(SETTINGS, **keys))
+    (environment,) = (child["data"] for child in made if child["kind"] == "ConfigMap")
+    config = parse_args(["/models"], environment)
+    (pod,) = (child["spec"]["template"]["spec"] for child in made if child["kind"] == "Deployment")
+
+    assert config.gateway_audience == f"{model.namespace}/{model.name}"
+    (volume,) = (each for each in pod["volumes"] if each.get("configMap", {}).get("name") == "keys")
+    assert volume["configMap"]["optional"] is True
+    mounts = {each["name"]: each["mountPath"] for each in pod["containers"][0]["volumeMounts"]}
+    assert mounts[volume["name"]] == str(config.gateway_keys_dir)
+    elsewhere = resources.build(
+        model, dataclasses.replace(SETTINGS, **{**keys, "gateway_namespaces": ("other",)})
+    )
+    assert elsewhere == resources.build(model, SETTINGS)
+
+
 def test_the_ranks_of_a_pod_are_those_of_its_server() -> None:
     config = configured(specs.SHARDED)
     assert (config.tensor_parallel_size, config.pipeline_parallel_size) == (3, 2)

@@ -72,7 +72,8 @@ NAMESPACES: dict[str, dict[str, str]] = {
 }
 OTHERS = (
     "kube-system/dns", "hubs/mirror", "observability/collector",
-    "monitoring/prometheus", "keda/keda", "partner/client", "team-a/client", "team-b/client",
+    "monitoring/prometheus", "keda/keda", "quire-system/client",
+    "partner/client", "team-a/client", "team-b/client",
 )  # fmt: skip
 
 # Who may connect to which port of which pod. Pods of others have the labels of a gateway, of a serving pod
@@ -87,6 +88,7 @@ gateways/client        -           -           -              -              -  
 team-b/gateway         -           -           -              -              -                  yes
 quire-system/operator  -           yes         -              yes            yes                yes
 quire-system/adapter   yes         -           yes            -              -                  -
+quire-system/gateway   yes         yes         yes            yes            -                  yes
 monitoring/prometheus  yes         yes         yes            yes            -                  yes
 team-a/impostor        -           -           -              -              -                  -
 team-b/impostor        -           -           -              -              -                  yes
@@ -109,6 +111,7 @@ team-a/client          yes         -           -                   -            
 team-b/client          -           -           -                   -                   -
 quire-system/operator  -           -           -                   -                   yes
 quire-system/adapter   yes         -           -                   yes                 -
+quire-system/gateway   yes         -           -                   yes                 yes
 monitoring/prometheus  yes         -           -                   yes                 yes
 team-a/split           -           -           yes                 -                   -
 team-a/split-prefill   -           -           -                   -                   -
@@ -153,6 +156,21 @@ keda/keda              -              -              yes           yes          
 10.0.0.1               yes            yes            yes           yes           yes
 10.0.0.10              -              -              yes           -             yes  # the API server
 203.0.113.7            -              -              yes           -             yes
+"""
+
+# The gateway serves its own namespace, and whom its values name: here partner's clients.
+ADMITTED_BY_THE_GATEWAY = """
+from                   gateway:8080  gateway:8000
+quire-system/operator  -             -
+quire-system/client    yes           -
+partner/client         yes           -
+team-a/client          -             -
+team-a/plain           -             -
+team-b/client          -             -
+gateways/gateway       -             -
+monitoring/prometheus  yes           -
+10.0.0.1               yes           yes
+203.0.113.7            -             -
 """
 
 # The ports of a group of pods (7600 of its leader, and those that gloo and NCCL choose) are open to its own
@@ -278,20 +296,22 @@ team-a/client 7602         -      -              -      -
 
 # The chart opens 443 and 6443 to every address, because it does not know the API server's.
 REACHED_BY_THE_CHART = """
-to                      operator  adapter
-kube-system/dns 53/UDP  yes       yes
-10.0.0.10 6443          yes       yes
-203.0.113.7 443         yes       yes
-203.0.113.7 80          -         -
-hubs/mirror 80          -         -
-team-a/client 8000      -         -
-team-a/client 8001      -         -
-team-a/open 8000        -         yes
-team-a/open 8001        yes       -
-169.254.169.254 80      -         -
-169.254.169.254 988     -         -
-169.254.170.23 80       -         -
-fd00:ec2::254 80        -         -
+to                      operator  adapter  gateway
+kube-system/dns 53/UDP  yes       yes      yes
+10.0.0.10 6443          yes       yes      yes
+203.0.113.7 443         yes       yes      yes
+203.0.113.7 80          -         -        -
+hubs/mirror 80          -         -        -
+team-a/client 8000      -         -        -
+team-a/client 8001      -         -        -
+team-a/open 8000        -         yes      yes
+team-a/open 8001        yes       -        yes
+team-b/impostor 8000    -         yes      -
+team-b/impostor 8001    yes       -        -
+169.254.169.254 80      -         -        -
+169.254.169.254 988     -         -        -
+169.254.170.23 80       -         -        -
+fd00:ec2::254 80        -         -        -
 """
 
 
@@ -322,10 +342,10 @@ def pods_of(made: tuple[Body, ...]) -> list[Body]:
 @functools.cache
 def world() -> World:
     built = [children(name) for name in SPECS]
-    chart = helm.render()
+    chart = helm.render(*helm.GATEWAY)
     templates = {
         short: helm.named(chart, "Deployment", f"quire-{name}")["spec"]["template"]
-        for short, name in (("operator", "operator"), ("adapter", "metrics-adapter"))
+        for short, name in (("operator", "operator"), ("adapter", "metrics-adapter"), ("gateway", "gateway"))
     }
     (plain,) = [child["spec"]["template"] for child in children("plain") if child["kind"] == "Deployment"]
     (decode,) = [
@@ -353,7 +373,7 @@ def full_name(name: str) -> str:
     """A pod with no namespace in a heading is the chart's or one of team-a."""
     if "/" in name:
         return name
-    return f"quire-system/{name}" if name in ("operator", "adapter") else f"team-a/{name}"
+    return f"quire-system/{name}" if name in ("operator", "adapter", "gateway") else f"team-a/{name}"
 
 
 def admission(row: str, heading: str) -> Connection:
@@ -373,7 +393,7 @@ def cases() -> dict[str, dict[Connection, bool]]:
         ADMITTED: admission, ADMITTED_BY_THE_CHART: admission, ADMITTED_BY_A_GROUP: admission,
         ADMITTED_BY_A_GROUP_ON_GPUS: admission, ADMITTED_TO_ROLES: admission, ADMITTED_BY_NIXL: admission,
         REACHED: reach, REACHED_BY_A_GROUP: reach, REACHED_BY_ROLES: reach, REACHED_BY_OTHERS: reach,
-        REACHED_BY_THE_CHART: reach,
+        REACHED_BY_THE_CHART: reach, ADMITTED_BY_THE_GATEWAY: admission,
     }  # fmt: skip
     found = {}
     for text, connection in tables.items():

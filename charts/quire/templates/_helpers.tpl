@@ -47,12 +47,47 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{ include "quire.release" . }}
 {{- end }}
 
-{{- /* repository@digest, or repository:tag; called with (list root "image" or "engineImage") */ -}}
+{{- define "quire.gateway.name" -}}
+{{ printf "%s-gateway" .Release.Name | trunc 63 | trimSuffix "-" }}
+{{- end }}
+
+{{- define "quire.gateway.serviceAccount" -}}
+{{ .Values.gateway.serviceAccount.name | default (include "quire.gateway.name" .) }}
+{{- end }}
+
+{{- define "quire.gateway.selector" -}}
+app.kubernetes.io/name: quire-gateway
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{- define "quire.gateway.labels" -}}
+{{ include "quire.gateway.selector" . }}
+{{ include "quire.release" . }}
+{{- end }}
+
+{{- /* Whose models it serves, as JSON. Never all: a model is asked for by its name alone, and a tenant could take it. */ -}}
+{{- define "quire.gateway.namespaces" -}}
+{{- $namespaces := .Values.gateway.namespaces | default .Values.watchNamespaces -}}
+{{- if not $namespaces -}}
+{{- fail "set gateway.namespaces to the namespaces whose models the gateway serves, such as --set gateway.namespaces={team-a}" -}}
+{{- end -}}
+{{ toJson $namespaces }}
+{{- end }}
+
+{{- /* What the gateway may do in each of these namespaces. */ -}}
+{{- define "quire.gateway.rules" -}}
+# Which pods of a model are ready.
+- apiGroups: [discovery.k8s.io]
+  resources: [endpointslices]
+  verbs: [list, watch]
+{{- end }}
+
+{{- /* repository@digest, or repository:tag; called with (list root "image", "engineImage" or "gateway.image") */ -}}
 {{- define "quire.image" -}}
 {{- $root := first . -}}
-{{- $image := index $root.Values (last .) -}}
+{{- $image := ternary $root.Values.gateway.image (index $root.Values (last .)) (eq (last .) "gateway.image") -}}
 {{- if not $image.repository -}}
-{{- $name := ternary "quire-operator" "quire-server" (eq (last .) "image") -}}
+{{- $name := index (dict "image" "quire-operator" "engineImage" "quire-server" "gateway.image" "quire-gateway") (last .) -}}
 {{- fail (printf "set %s.repository to the image in your registry, such as --set %s.repository=registry.example.com/team/%s (make images builds it and pushes it to QUIRE_REGISTRY)" (last .) (last .) $name) -}}
 {{- end -}}
 {{- if $image.digest -}}

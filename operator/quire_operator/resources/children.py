@@ -48,7 +48,7 @@ def build(
     """
     credentials.check(model, settings)
     own_account = not model.spec.security.service_account_name
-    environment = config_map.build(model)
+    environment = config_map.build(model, settings)
     parts = _parts(model, settings, environment, profile)
     template = pod.build(model, settings, parts, role=model.role)
     return (
@@ -69,7 +69,7 @@ def _prefill(
     model: LLMDeployment, settings: Settings, measured: PodMeasurements, profile: Profile | None
 ) -> list[Manifest]:
     """What the prefill pods have of their own."""
-    environment = config_map.build(model)
+    environment = config_map.build(model, settings)
     parts = _parts(model, settings, environment, profile)
     return [
         environment,

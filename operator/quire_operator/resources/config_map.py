@@ -12,6 +12,7 @@ import json
 
 from quire_operator import names, quantity
 from quire_operator.resources.manifest import Manifest, compact, metadata
+from quire_operator.settings import Settings
 from quire_operator.spec import LLMDeployment
 from quire_operator.spec.schema import Disaggregation, Parallelism, Watermark
 
@@ -20,27 +21,28 @@ _HASH_LENGTH = 10
 _METHODS = {"None": "", "NGram": "ngram", "DraftModel": "draft-model"}
 
 
-def build(model: LLMDeployment) -> Manifest:
+def build(model: LLMDeployment, settings: Settings) -> Manifest:
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
-        "metadata": metadata(model, _name(model)),
+        "metadata": metadata(model, _name(model, settings)),
         "immutable": True,
-        "data": _data(model),
+        "data": _data(model, settings),
     }
 
 
-def _name(model: LLMDeployment) -> str:
+def _name(model: LLMDeployment, settings: Settings) -> str:
     """The LLMDeployment's name and a hash of the data."""
-    content = json.dumps(_data(model), sort_keys=True).encode()
+    content = json.dumps(_data(model, settings), sort_keys=True).encode()
     return f"{model.name}-{hashlib.sha256(content).hexdigest()[:_HASH_LENGTH]}"
 
 
-def _data(model: LLMDeployment) -> dict[str, str]:
-    """What the spec sets or defaults; the server decides the rest."""
+def _data(model: LLMDeployment, settings: Settings) -> dict[str, str]:
+    """What the spec, or the administrator for it, sets or defaults; the server decides the rest."""
     engine, health, drain = model.spec.engine, model.spec.health, model.spec.drain
     gpu = model.spec.resources.accelerator
     tracing, logging = model.spec.observability.tracing, model.spec.observability.request_logging
+    has_gateway = bool(settings.gateway_keys(model.namespace))
     drafts, draft_path = _METHODS[engine.speculation.method], engine.speculation.draft_model_path
     return compact(
         {
@@ -57,6 +59,8 @@ def _data(model: LLMDeployment) -> dict[str, str]:
             "QUIRE_ENABLE_CHUNKED_PREFILL": _boolean(engine.chunked_prefill),
             "QUIRE_ENABLE_PREFIX_CACHING": _boolean(engine.prefix_caching),
             "QUIRE_ENFORCE_EAGER": _boolean(engine.enforce_eager) if gpu is not None else "",
+            "QUIRE_GATEWAY_AUDIENCE": f"{model.namespace}/{model.name}" if has_gateway else "",
+            "QUIRE_GATEWAY_KEYS_DIR": names.PATH_GATEWAY_KEYS if has_gateway else "",
             "QUIRE_GENERATION_CONFIG": engine.generation_config.lower(),
             "QUIRE_GPU_MEMORY_UTILIZATION": f"{gpu.memory_percent / 100:g}" if gpu is not None else "",
             "QUIRE_HOST": "0.0.0.0",

@@ -66,7 +66,7 @@ def build(
             **placement.build(model, profile),
             **compact({"initContainers": model_parts["initContainers"]}),
             "containers": [_container(model, settings, parts, role)],
-            "volumes": [*model_parts["volumes"], *_volumes(model)],
+            "volumes": [*model_parts["volumes"], *_volumes(model, settings)],
         },
     }
 
@@ -106,7 +106,7 @@ def _container(model: LLMDeployment, settings: Settings, parts: Parts, role: str
             "readOnlyRootFilesystem": True,
             "capabilities": {"drop": ["ALL"]},
         },
-        "volumeMounts": _volume_mounts(model),
+        "volumeMounts": _volume_mounts(model, settings),
     }
 
 
@@ -154,9 +154,10 @@ def _probes(model: LLMDeployment) -> dict[str, Any]:
     }
 
 
-def _volume_mounts(model: LLMDeployment) -> list[dict[str, Any]]:
+def _volume_mounts(model: LLMDeployment, settings: Settings) -> list[dict[str, Any]]:
     keys = {"name": "api-keys", "mountPath": names.PATH_API_KEYS, "readOnly": True}
     auth = {"name": "auth-key", "mountPath": names.PATH_AUTH_KEY, "readOnly": True}
+    gateway = {"name": "gateway-keys", "mountPath": names.PATH_GATEWAY_KEYS, "readOnly": True}
     template = {"name": "chat-template", "mountPath": names.PATH_CHAT_TEMPLATE, "readOnly": True}
     watermark = {"name": "watermark", "mountPath": names.PATH_WATERMARK, "readOnly": True}
     offload = {"name": "kv-offload", "mountPath": names.PATH_KV_OFFLOAD}
@@ -171,13 +172,14 @@ def _volume_mounts(model: LLMDeployment) -> list[dict[str, Any]]:
         *([offload] if model.spec.engine.kv_cache.disk_offload else []),
         *([keys] if model.spec.security.api_keys_secret_ref else []),
         *([auth] if model.spec.parallelism.auth_secret_ref else []),
+        *([gateway] if settings.gateway_keys(model.namespace) else []),
         *([template] if _chat_template(model) else []),
         *([watermark] if model.spec.engine.watermark.mode != "Off" else []),
         *([redact] if model.spec.observability.request_logging.redact_config_map_ref else []),
     ]
 
 
-def _volumes(model: LLMDeployment) -> list[dict[str, Any]]:
+def _volumes(model: LLMDeployment, settings: Settings) -> list[dict[str, Any]]:
     shared = model.spec.resources.shared_memory
     golden = {"name": names.golden_tokens(model.name), "optional": True}
     volumes: list[dict[str, Any]] = [
@@ -199,6 +201,9 @@ def _volumes(model: LLMDeployment) -> list[dict[str, Any]]:
         volumes.append({"name": "api-keys", "secret": {"secretName": name}})
     if ref := model.spec.parallelism.auth_secret_ref:
         volumes.append({"name": "auth-key", "secret": {"secretName": ref.name}})
+    if keys := settings.gateway_keys(model.namespace):
+        # Of the chart, and public. Without it pods start and serve no request: none can be checked.
+        volumes.append({"name": "gateway-keys", "configMap": {"name": keys, "optional": True}})
     if entry := _chat_template(model):
         items = [{"key": entry.key, "path": names.CHAT_TEMPLATE_FILE}]
         volumes.append({"name": "chat-template", "configMap": {"name": entry.name, "items": items}})

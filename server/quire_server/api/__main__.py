@@ -34,6 +34,7 @@ from quire_server.api.app import create_app
 from quire_server.api.auth import Keys
 from quire_server.api.context import ServerContext
 from quire_server.api.deep_check import DeepCheck
+from quire_server.api.gateway_tokens import GatewayKeys
 from quire_server.api.ranks import read_ranks
 from quire_server.api.rate_limit import RateLimits, Rates
 from quire_server.api.request_log import RequestLog, RequestLogging, read_patterns
@@ -134,6 +135,9 @@ def build_context(settings: ServeConfig, run_dir: Path) -> ServerContext:
         admission=Admission(_limits(settings), time.monotonic, metrics.admitted),
         drain=Drain(DrainLimits(settings.drain_timeout_seconds, settings.pre_stop_seconds), time.monotonic),
         keys=Keys(settings.api_keys_dir, time.monotonic),
+        gateway_keys=GatewayKeys(
+            settings.gateway_keys_dir, settings.gateway_audience or "", time.monotonic, time.time
+        ),
         state=state,
         thresholds=Thresholds(settings.stall_timeout_seconds, settings.canary_interval_seconds),
         deep_check=DeepCheck(engine),

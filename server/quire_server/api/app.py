@@ -17,9 +17,10 @@ from quire_http.errors import overloaded
 from quire_http.exchange import HttpExchange
 from quire_server import log
 from quire_server.api import openapi, routes
-from quire_server.api.auth import PRINCIPAL, PUBLIC_PATHS, require_key
+from quire_server.api.auth import PRINCIPAL, PUBLIC_PATHS
 from quire_server.api.context import ServerContext
 from quire_server.api.exchange_response import EXCHANGE
+from quire_server.api.gateway_tokens import require_access
 from quire_server.api.protocol.errors import from_exception
 from quire_server.api.protocol.validation import Json
 
@@ -70,9 +71,9 @@ def create_app(context: ServerContext) -> ASGIApp:
 
 
 def _check_access(context: ServerContext, scope: Scope) -> None:
-    """Raises ApiError where the connection is drained or the key is missing."""
+    """Raises ApiError where the connection is drained, or neither a key nor a gateway's token is there."""
     if scope["path"] in PUBLIC_PATHS:
         return
     if context.drain.refuses(opened_at(scope)):
         raise overloaded("draining", "The server is going away; ask again elsewhere.", RETRY_AFTER_SECONDS)
-    require_key(context.keys, scope)
+    require_access(context.keys, context.gateway_keys, scope)

@@ -37,7 +37,7 @@ _SETTINGS = "'group: NAME', 'highest-priority: LEVEL' and 'admin: true'"
 
 @dataclass(frozen=True)
 class Principal:
-    """Whose key a request carries, and what that key may do.
+    """Whose key a request carries, or for whom a gateway has signed it, and what it may do.
 
     By default that of a server without keys: all clients are one, which may use any priority; none is an
     admin.
@@ -47,6 +47,7 @@ class Principal:
     cache_scope: str = ""
     highest_priority: int = MIN_PRIORITY
     is_admin: bool = False
+    model: str = ""  # a name beside those that are served, by which this request may ask
 
     def cache_salt(self, asked: str) -> str:
         """The salt of a request's KV blocks: only requests of one scope with the same salt share them.
@@ -189,6 +190,11 @@ def require_key(keys: Keys, scope: Scope) -> None:
             code="invalid_api_key",
             headers=(("www-authenticate", "Bearer"),),
         )
+    admit(principal, scope)
+
+
+def admit(principal: Principal, scope: Scope) -> None:
+    """Note in the scope who a request is for. Raises a 403 where the path needs an admin's key."""
     if scope["path"] in ADMIN_PATHS and not principal.is_admin:
         raise ApiError(
             403,

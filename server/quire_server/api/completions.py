@@ -83,7 +83,7 @@ async def _admit(request: RequestContext, parse: Callable[[Json, SamplingDefault
         else:
             request.transcript.keep_prompts(call.prompts)
     generation = call.generation
-    server.check_model(generation.model)
+    server.check_model(generation.model, request.principal)
     request.priority = server.priority(request.principal, generation.priority)
     request.configure(generation)
     # Without max_tokens an answer may fill the context.

@@ -23,6 +23,7 @@ from quire_http.exchange import HttpExchange
 from quire_server.api.admission import Admission
 from quire_server.api.auth import Keys, Principal
 from quire_server.api.deep_check import DeepCheck
+from quire_server.api.gateway_tokens import GatewayKeys
 from quire_server.api.protocol.requests import MAX_TEXT_TOKENS, Prompts
 from quire_server.api.protocol.validation import Json, parse_object
 from quire_server.api.rate_limit import Rates
@@ -99,6 +100,7 @@ class ServerContext:
     thresholds: Thresholds
     deep_check: DeepCheck
     rates: Rates
+    gateway_keys: GatewayKeys = field(default_factory=GatewayKeys.none)
     tracing: Tracing = field(default_factory=Tracing.off)
     request_log: RequestLog = field(default_factory=lambda: RequestLog(RequestLogging.METADATA))
     with_priorities: bool = False
@@ -115,9 +117,9 @@ class ServerContext:
     _body_thread: FairExecutor = field(default_factory=lambda: FairExecutor("body"))
     _grammar_thread: FairExecutor = field(default_factory=lambda: FairExecutor("grammar"))
 
-    def check_model(self, name: str) -> None:
-        """Raises a 404 that names the models there are."""
-        if name not in self.served_names:
+    def check_model(self, name: str, principal: Principal | None = None) -> None:
+        """Raises a 404 that names the models there are. A gateway may have a name of its own for one."""
+        if name not in self.served_names and (principal is None or not name or name != principal.model):
             raise ApiError(
                 404,
                 f"The model {name!r} is not served here; there is {', '.join(self.served_names)}.",
