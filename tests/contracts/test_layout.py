@@ -15,7 +15,7 @@ SHELVES = {
     "server": {"quire_gateway", "quire_http", "quire_server"},
     "kernels": {"quire_kernels"},
 }
-NOT_PYTHON = {"Dockerfile"}
+NOT_PYTHON = {"Dockerfile", "gateway.Dockerfile"}
 
 MAX_FUNCTION_LINES = 60
 VAGUE = {"utils", "util", "helpers", "common", "misc"}
