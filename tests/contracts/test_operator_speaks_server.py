@@ -87,7 +87,7 @@ def test_every_field_reaches_the_server() -> None:
 
 
 def test_pods_of_a_gateway_s_namespaces_trust_its_keys_and_no_others_do() -> None:
-    keys = {
+    keys: dict[str, Any] = {
         "gateway_namespaces": (specs.minimal()["metadata"]["namespace"],),
         "gateway_keys_config_map": "keys",
     }

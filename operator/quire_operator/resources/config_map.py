@@ -42,7 +42,7 @@ def _data(model: LLMDeployment, settings: Settings) -> dict[str, str]:
     engine, health, drain = model.spec.engine, model.spec.health, model.spec.drain
     gpu = model.spec.resources.accelerator
     tracing, logging = model.spec.observability.tracing, model.spec.observability.request_logging
-    has_gateway = bool(settings.gateway_keys(model.namespace))
+    redacted = f"{names.PATH_LOG_REDACT}/patterns"
     drafts, draft_path = _METHODS[engine.speculation.method], engine.speculation.draft_model_path
     return compact(
         {
@@ -59,8 +59,7 @@ def _data(model: LLMDeployment, settings: Settings) -> dict[str, str]:
             "QUIRE_ENABLE_CHUNKED_PREFILL": _boolean(engine.chunked_prefill),
             "QUIRE_ENABLE_PREFIX_CACHING": _boolean(engine.prefix_caching),
             "QUIRE_ENFORCE_EAGER": _boolean(engine.enforce_eager) if gpu is not None else "",
-            "QUIRE_GATEWAY_AUDIENCE": f"{model.namespace}/{model.name}" if has_gateway else "",
-            "QUIRE_GATEWAY_KEYS_DIR": names.PATH_GATEWAY_KEYS if has_gateway else "",
+            **_gateway(model, settings),
             "QUIRE_GENERATION_CONFIG": engine.generation_config.lower(),
             "QUIRE_GPU_MEMORY_UTILIZATION": f"{gpu.memory_percent / 100:g}" if gpu is not None else "",
             "QUIRE_HOST": "0.0.0.0",
@@ -71,9 +70,7 @@ def _data(model: LLMDeployment, settings: Settings) -> dict[str, str]:
             "QUIRE_KV_OFFLOAD_DISK_PATH": names.PATH_KV_OFFLOAD if engine.kv_cache.disk_offload else "",
             "QUIRE_KV_OFFLOAD_HOST_BYTES": _bytes(engine.kv_cache.host_offload),
             "QUIRE_LOAD_STALL_TIMEOUT_SECONDS": _number(health.load_stall_timeout_seconds),
-            "QUIRE_LOG_REDACT_PATH": f"{names.PATH_LOG_REDACT}/patterns"
-            if logging.redact_config_map_ref
-            else "",
+            "QUIRE_LOG_REDACT_PATH": redacted if logging.redact_config_map_ref else "",
             "QUIRE_LOG_REQUESTS": logging.mode.lower(),
             "QUIRE_MAX_LOG_LEN": _number(logging.max_characters),
             "QUIRE_MAX_MODEL_LEN": _number(engine.max_model_len),
@@ -100,6 +97,16 @@ def _data(model: LLMDeployment, settings: Settings) -> dict[str, str]:
             "QUIRE_TRACE_SAMPLE_RATIO": _ratio(tracing.sampling_rate_per_million) if tracing.endpoint else "",
         }
     )
+
+
+def _gateway(model: LLMDeployment, settings: Settings) -> dict[str, str]:
+    """Whose signed requests are served, where there is a gateway."""
+    if not settings.gateway_keys(model.namespace):
+        return {}
+    return {
+        "QUIRE_GATEWAY_AUDIENCE": f"{model.namespace}/{model.name}",
+        "QUIRE_GATEWAY_KEYS_DIR": names.PATH_GATEWAY_KEYS,
+    }
 
 
 def _kv_role(model: LLMDeployment) -> dict[str, str]:

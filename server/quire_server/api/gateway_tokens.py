@@ -142,7 +142,8 @@ class GatewayKeys:
             # In the middle of the kubelet's swap: what was read before holds until the next look.
             logger.warning("cannot read the gateway's keys", exc_info=True)
             return
-        keys, problems = {}, {}
+        keys: dict[str, Ed25519PublicKey] = {}
+        problems: dict[str, str] = {}
         for name, content in contents.items():
             try:
                 key = _public_key(content)
