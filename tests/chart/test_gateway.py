@@ -43,7 +43,7 @@ def pod(*values: str) -> Body:
 def settings(*values: str) -> Settings:
     """As the gateway reads them in its pod."""
     (container,) = pod(*values)["containers"]
-    environ = {each["name"]: each["value"] for each in container["env"]}
+    environ = {each["name"]: each.get("value", "from-elsewhere") for each in container["env"]}
     return Settings.from_environ({**environ, "KUBERNETES_SERVICE_HOST": "10.0.0.1"})
 
 
@@ -66,11 +66,15 @@ def test_nothing_of_the_gateway_is_rendered_unless_it_is_enabled(name: str) -> N
 
 def test_these_are_the_objects_of_a_gateway() -> None:
     usual = ["Deployment", "HorizontalPodAutoscaler", "NetworkPolicy", "PodDisruptionBudget", "Role"]
-    usual = sorted(["ConfigMap", *usual, "RoleBinding", "Service", "ServiceAccount"])
+    usual = sorted(
+        ["ConfigMap", *usual, "Role", "RoleBinding", "RoleBinding", "Service", "Service", "ServiceAccount"]
+    )
     assert kinds(ours(render(*GATEWAY))) == usual
     left_out = ("ConfigMap", "HorizontalPodAutoscaler", "PodDisruptionBudget")
-    assert kinds(ours(render(*MATRIX["one gateway"]))) == [kind for kind in usual if kind not in left_out]
-    bare = ["ConfigMap", "Deployment", "HorizontalPodAutoscaler", "Service"]
+    single = [kind for kind in usual if kind not in left_out]
+    single.remove("Service")  # that for peers
+    assert kinds(ours(render(*MATRIX["one gateway"]))) == single
+    bare = ["ConfigMap", "Deployment", "HorizontalPodAutoscaler", "Service", "Service"]
     assert kinds(ours(render(*MATRIX["bare"]))) == bare
     assert kinds(ours(render(*PROMETHEUS, *GATEWAY))) == sorted([*usual, "PodMonitor"])
 
@@ -81,15 +85,20 @@ def test_the_gateway_parses_the_environment_that_the_chart_renders(name: str) ->
     read = settings(*MATRIX[name])
 
     assert read.namespaces == ("team-a",)
-    assert [read.port] == [each["containerPort"] for each in container["ports"]]
+    ports = {each["name"]: each["containerPort"] for each in container["ports"]}
+    assert read.port == ports.pop("http")
     assert read.log_level == ("debug" if name == "everything" else "info")
     assert "command" not in container, "the image starts it"
     if name == "one gateway":
         assert read.signing_key is None and "volumes" not in pod(*MATRIX[name])
+        assert not read.peer_service and not ports
     else:
         (mount,), (volume,) = container["volumeMounts"], pod(*MATRIX[name])["volumes"]
         assert str(read.signing_key) == f"{mount['mountPath']}/tls.key"
         assert volume["secret"]["secretName"] == "my-key"
+        assert {"peers": read.peer_port} == ports
+        service = named(render(*MATRIX[name]), "Service", read.peer_service)["spec"]
+        assert (service["clusterIP"], service["ports"][0]["targetPort"]) == ("None", "peers")
 
 
 def test_the_pod_ends_no_sooner_than_its_drain() -> None:
@@ -131,7 +140,7 @@ def test_it_may_watch_the_endpoints_of_its_namespaces_and_nothing_else() -> None
     roles, bindings = of_kind(bodies, "Role"), of_kind(bodies, "RoleBinding")
 
     assert of_kind(bodies, "ClusterRole") == []
-    assert [role["metadata"]["namespace"] for role in roles] == ["team-a", "team-b"]
+    assert [role["metadata"]["namespace"] for role in roles] == ["team-a", "team-b", "quire-system"]
     for role, binding in zip(roles, bindings, strict=True):
         assert granted(role) == {("discovery.k8s.io", "endpointslices"): {"list", "watch"}}
         assert binding["metadata"]["namespace"] == role["metadata"]["namespace"]

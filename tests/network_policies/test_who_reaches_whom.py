@@ -160,8 +160,9 @@ keda/keda              -              -              yes           yes          
 
 # The gateway serves its own namespace, and whom its values name: here partner's clients.
 ADMITTED_BY_THE_GATEWAY = """
-from                   gateway:8080  gateway:8000
+from                   gateway:8080  gateway:8082
 quire-system/operator  -             -
+quire-system/gateway   -             yes
 quire-system/client    yes           -
 partner/client         yes           -
 team-a/client          -             -
