@@ -11,6 +11,7 @@ import copy
 import json
 import os
 import random
+import statistics
 import string
 import time
 from collections.abc import Callable, Iterator
@@ -197,7 +198,8 @@ def test_no_object_of_a_tenant_delays_a_neighbour_or_stops_the_operator(
         record_property(
             "measured", f"{OBJECTS}: a neighbour's change within {late:.2f} s, once {latest:.2f} s"
         )
-        assert late < NEIGHBOUR_SECONDS, "but for one, which the machine may have delayed"
+        usual = statistics.median(seconds)
+        assert late < max(NEIGHBOUR_SECONDS, 5 * usual), "but for one, which the machine may have delayed"
 
         metrics = operator.metrics()
         unreadable = {name: n for name, n in metrics.items() if "unreadable_objects_total" in name}
