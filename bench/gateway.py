@@ -51,6 +51,8 @@ the choice of a replica, metrics and the access log are in it; keys, limits and 
 | load | to | requests | a second | first bytes p50, ms | CPU us each | us a chunk | of them a CPU second |
 |---|---|---|---|---|---|---|---|
 {{table}}
+
+What the policies do that choose a replica is in [gateway_routing.md](gateway_routing.md).
 """
 
 

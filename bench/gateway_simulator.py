@@ -159,7 +159,9 @@ class Thresholds(Stateless):
         known = [match.depth(self._index.bit(one.endpoint.uid)) for one in candidates]
         loads = [one.load(now) for one in candidates]
         least, most, best = min(loads), max(loads), max(known)
-        chosen = self._chance.choice([one for one, load in zip(candidates, loads, strict=True) if load == least])
+        chosen = self._chance.choice(
+            [one for one, load in zip(candidates, loads, strict=True) if load == least]
+        )
         if best > 0.5 * len(blocks) and not (most - least > 32 and most > 1.1 * least):
             chosen = candidates[known.index(best)]
         self._index.add(chosen.endpoint.uid, blocks)
@@ -327,11 +329,60 @@ def table(seconds: float) -> str:
     for trace in TRACES.values():
         for name, (new_router, gateways, sync) in POLICIES.items():
             found = simulate(trace, new_router, gateways, sync=sync, seconds=seconds)
-            rows[name].append(f"{100 * found.hit:.1f} % / {found.p50:.2f} / {found.p90:.2f} / {found.skew:.2f}")
+            rows[name].append(
+                f"{100 * found.hit:.1f} % / {found.p50:.2f} / {found.p90:.2f} / {found.skew:.2f}"
+            )
         ideals.append(100 * found.ideal)
     names = (f"{name}, ideal {ideal:.0f} %" for name, ideal in zip(TRACES, ideals, strict=True))
     head = f"| policy (gateways) | {' | '.join(names)} |\n|{'---|' * (len(TRACES) + 1)}"
     return "\n".join([head, *(f"| {name} | {' | '.join(cells)} |" for name, cells in rows.items())])
+
+
+def cost() -> str:
+    """A row for each kind of prompt: the CPU of a pick, most of which is hashing."""
+    rows = []
+    for kilobytes in (1, 100):
+        for number in (8, 100):
+            replicas = [Replica(Endpoint(str(uid), "", 0, 0)) for uid in range(number)]
+            cells = [_microseconds(strategy, kilobytes, replicas) for strategy in ("Prefix", "PowerOfTwo")]
+            rows.append(f"| {kilobytes} KB | {number} | {' | '.join(f'{cell:.0f}' for cell in cells)} |")
+    return "\n".join(["| prompt | replicas | Prefix, us | PowerOfTwo, us |", "|---|---|---|---|", *rows])
+
+
+def _microseconds(strategy: str, kilobytes: int, replicas: Sequence[Replica]) -> float:
+    """The median of the CPU of picks, half of whose prompts were seen before."""
+    router = router_for(strategy, random.Random(SEED), SEED)
+    router.keep([one.endpoint.uid for one in replicas])
+    spent = []
+    for number in range(600):
+        prompt = "".join(map(_text, range(number // 2 * 1000, number // 2 * 1000 + kilobytes)))
+        facts = RequestFacts("m", ("user", prompt))
+        begun = time.thread_time()
+        router.pick(facts, replicas, 0.0)
+        spent.append(time.thread_time() - begun)
+    return 1e6 * statistics.median(spent)
+
+
+REPORT = f"""# What the gateway's policies do
+
+`{{command}}`, {{day}}; the simulation is computed, and the same on every machine. {REPLICAS} replicas,
+prefill of {TOKENS_A_SECOND:,} tokens a second each, {CACHE_BLOCKS * BLOCK_TOKENS:,} tokens of cache each (LRU),
+{{seconds:.0f}} s of each trace, of which the first fifth is not counted. Load is polled every {POLL_SECONDS:g} s; with
+sync gateways hear of each other's choices every {SYNC_SECONDS:g} s. Each answer counts at its replica for
+{DECODE_SECONDS:g} s after its prefill.
+Others' rules are written from their descriptions; they are not their programs.
+
+A cell: share of the prompts' blocks that came from a cache / TTFT p50 / p90 in s / requests of the busiest
+replica to the mean. Ideal: one cache that forgets nothing.
+
+{{table}}
+
+## The cost of a choice
+
+CPU of one pick in us, the median of 600, measured on {{machine}}, shared, load {{load:.1f}}.
+
+{{cost}}
+"""
 
 
 def main() -> None:
@@ -339,7 +390,17 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--seconds", type=float, default=300.0, help="of each trace")
     seconds = parser.parse_args().seconds
-    print(table(seconds))
+    text = REPORT.format(
+        command=f"python -m bench.gateway_simulator --seconds {seconds:g}",
+        day=datetime.now(UTC).date(),
+        seconds=seconds,
+        table=table(seconds),
+        machine=f"{os.cpu_count()} CPUs ({platform.machine()}), Python {platform.python_version()}",
+        load=os.getloadavg()[0],
+        cost=cost(),
+    )
+    RESULTS.write_text(text, encoding="utf-8")
+    print(text)
 
 
 if __name__ == "__main__":

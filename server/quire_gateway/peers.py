@@ -26,7 +26,7 @@ PATH = "/peers/v1/prompts"
 PORT_NAME = "peers"
 PERIOD_SECONDS = 0.2
 _MAX_RECORDS = 4096  # that wait; the oldest are left out
-_TIMEOUT = aiohttp.ClientTimeout(total=1.0)
+TIMEOUT_SECONDS = 5.0  # that a message may take
 
 
 class Outbox:
@@ -94,16 +94,17 @@ class PeerSender:
 
     async def run(self) -> None:
         """Until cancelled."""
-        async with aiohttp.ClientSession(timeout=_TIMEOUT, cookie_jar=aiohttp.DummyCookieJar()) as session:
+        timeout = aiohttp.ClientTimeout(total=TIMEOUT_SECONDS)
+        async with aiohttp.ClientSession(timeout=timeout) as session, asyncio.TaskGroup() as tasks:
             while True:
                 await asyncio.sleep(PERIOD_SECONDS)
                 if records := self._outbox.take(peer_messages.MAX_BYTES // 2):
-                    self._send(session, peer_messages.encode(records, self._key))
+                    self._send(session, tasks, peer_messages.encode(records, self._key))
 
-    def _send(self, session: aiohttp.ClientSession, message: bytes) -> None:
+    def _send(self, session: aiohttp.ClientSession, tasks: asyncio.TaskGroup, message: bytes) -> None:
         self._sending = {url: task for url, task in self._sending.items() if not task.done()}
         for url in self._peers.urls() - self._sending.keys():
-            self._sending[url] = asyncio.create_task(self._post(session, url, message))
+            self._sending[url] = tasks.create_task(self._post(session, url, message))
 
     async def _post(self, session: aiohttp.ClientSession, url: str, message: bytes) -> None:
         try:
@@ -122,10 +123,16 @@ class PeerReceiver:
         self._key = key
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one message: 204, or 404 and 400 for what is none."""
+        """Answer one message: 204, or 404, 400 and 408 for what is none."""
         status = 404
         if scope["type"] == "http" and (scope["method"], scope["path"]) == ("POST", PATH):
-            status = self._apply(await _body(receive))
+            try:
+                async with asyncio.timeout(TIMEOUT_SECONDS):
+                    message = await _body(receive)
+            except TimeoutError:
+                status = 408
+            else:
+                status = self._apply(message)
         await send({"type": "http.response.start", "status": status, "headers": []})
         await send({"type": "http.response.body"})
 

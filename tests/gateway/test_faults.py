@@ -1,5 +1,6 @@
 """What clients see while replicas fail. Faults are of the network between the gateway and a real engine."""
 
+import itertools
 import json
 import threading
 
@@ -14,17 +15,22 @@ BROKEN = b'{"error": {"message": "out of order", "code": "engine_unavailable"}}'
 NUM_REQUESTS = 40  # with two replicas half of them meet the one that fails
 
 
+NUMBERS = itertools.count()
+
+
 def answer_of(status, body):
     head = b"HTTP/1.1 %b\r\ncontent-type: application/json\r\nretry-after: 7\r\ncontent-length: %d\r\n\r\n"
     return head % (status, len(body)) + body
 
 
 def ask(gateway, **fields):
-    return gateway.post("/v1/chat/completions", {**CHAT, "max_tokens": 2, **fields})
+    """With a prompt of its own each time, so that not all go to one replica."""
+    message = {"role": "user", "content": f"Once upon a time {next(NUMBERS)}"}
+    return gateway.post("/v1/chat/completions", {**CHAT, "messages": [message], "max_tokens": 2, **fields})
 
 
 def statuses(gateway, number=NUM_REQUESTS):
-    """Of requests one after the other, so that ties let chance choose."""
+    """Of requests one after the other, so that load chooses none."""
     return {ask(gateway).status_code for _ in range(number)}
 
 

@@ -66,10 +66,30 @@ def test_what_is_not_served_is_said_in_openais_shape_with_a_request_id(shared, m
     assert answer.headers["x-request-id"] == "mine"
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_prompt_goes_where_its_beginning_is_cached_and_the_answer_proves_it(shared, stream):
+    story = f"{stream} tale. " * 200
+    body = {**CHAT, "max_tokens": 2, "stream": stream, "stream_options": {"include_usage": True}}
+    if not stream:
+        del body["stream_options"]
+    before = len(shared.requests())
+    for question in ("Who?", "When?", "Why?"):
+        body["messages"] = [{"role": "system", "content": story}, {"role": "user", "content": question}]
+        assert shared.post("/v1/chat/completions", body).status_code == 200
+    shared.wait("a line of each", lambda: len(shared.requests()) == before + 3)
+    lines = shared.requests()[before:]
+    assert len({line["replicas"][0] for line in lines}) == 1
+    assert lines[0]["cached_tokens"] == 0
+    assert lines[1]["cached_tokens"] > 100 and lines[2]["cached_tokens"] > 100
+    labels = {"model": "tiny", "predicted": "hit", "actual": "hit"}
+    assert shared.metric("gateway_prefix_predictions_total", **labels) >= 2
+
+
 def test_requests_are_spread_over_the_replicas_and_logged_without_their_text(shared):
     before = len(shared.requests())
-    for _ in range(20):
-        assert shared.post("/v1/chat/completions", CHAT).status_code == 200
+    for number in range(20):
+        body = {**CHAT, "messages": [{"role": "user", "content": f"Once upon a time {number}"}]}
+        assert shared.post("/v1/chat/completions", body).status_code == 200
     shared.wait("a line of each", lambda: len(shared.requests()) == before + 20)
     lines = shared.requests()[before:]
     assert {uid for line in lines for uid in line["replicas"]} == {"one", "two"}

@@ -3,12 +3,12 @@
 Four candidates are scored, however many replicas there are: the one that knows most of the prompt, the home
 of its prefix by consistent hash, and two by chance. The score is the share of the prompt that is known, less
 the load relative to the mean; home has a bonus. Where prompts do not repeat home fades as a candidate, and
-two by chance are left: of more the least is the same for all gateways until the next poll. So gateways that know
-nothing of each other send a new prefix to the same replica, there is no load at which locality ends at once,
-and no single replica that all of them find best.
+two by chance are left: of more the least is the same for all gateways until the next poll. So gateways that
+share nothing send a new prefix to the same replica, there is no load at which locality ends at once, and no
+single replica that all of them find best.
 
 The home of a prompt is that of its first block after what half of the replicas know, such as a system prompt
-that all requests have. docs/adr/0043 has the reasons.
+that all requests have. docs/adr/0045 has the reasons.
 """
 
 from __future__ import annotations
