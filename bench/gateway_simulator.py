@@ -365,11 +365,11 @@ def _microseconds(strategy: str, kilobytes: int, replicas: Sequence[Replica]) ->
 
 REPORT = f"""# What the gateway's policies do
 
-`{{command}}`, {{day}}; the simulation is computed, and the same on every machine. {REPLICAS} replicas,
-prefill of {TOKENS_A_SECOND:,} tokens a second each, {CACHE_BLOCKS * BLOCK_TOKENS:,} tokens of cache each
-(LRU), {{seconds:.0f}} s of each trace, of which the first fifth is not counted. Load is polled every
-{POLL_SECONDS:g} s; with sync gateways hear of each other's choices every {SYNC_SECONDS:g} s. Each answer counts
-at its replica for {DECODE_SECONDS:g} s after its prefill.
+`{{command}}`, {{day}}; the simulation is computed, and the same on every machine.
+{REPLICAS} replicas, prefill of {TOKENS_A_SECOND:,} tokens a second each, a cache (LRU) of
+{CACHE_BLOCKS * BLOCK_TOKENS:,} tokens each, {{seconds:.0f}} s of each trace, of which the first fifth is not
+counted. Load is polled every {POLL_SECONDS:g} s; with sync gateways hear of each other's choices
+every {SYNC_SECONDS:g} s. Each answer counts at its replica for {DECODE_SECONDS:g} s after its prefill.
 Others' rules are written from their descriptions; they are not their programs.
 
 A cell: share of the prompts' blocks that came from a cache / TTFT p50 / p90 in s / requests of the busiest
