@@ -111,7 +111,7 @@ team-a/client          yes         -           -                   -            
 team-b/client          -           -           -                   -                   -
 quire-system/operator  -           -           -                   -                   yes
 quire-system/adapter   yes         -           -                   yes                 -
-quire-system/gateway   yes         -           -                   yes                 yes
+quire-system/gateway   yes         -           -                   -                   -
 monitoring/prometheus  yes         -           -                   yes                 yes
 team-a/split           -           -           yes                 -                   -
 team-a/split-prefill   -           -           -                   -                   -
