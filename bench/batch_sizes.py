@@ -85,11 +85,11 @@ class _Recorded:
     """The calls of the last step, repeated in parts."""
 
     def __init__(self, native: Native, calls: Sequence[Call]) -> None:
-        self._native = native
+        self._library = library = native.library
         linear, attention = (native._kernels[name][0] for name in ("int8_linear", "decode_attention"))
-        self._linear = native.array_of([call for call in calls if call.kernel == linear])
-        self._without = native.array_of([call for call in calls if call.kernel != attention])
-        self._all = native.array_of(calls)
+        self._linear = library.array_of([call for call in calls if call.kernel == linear])
+        self._without = library.array_of([call for call in calls if call.kernel != attention])
+        self._all = library.array_of(calls)
         self._is_large = any(call.is_large for call in calls)
 
     @classmethod
@@ -111,7 +111,7 @@ class _Recorded:
 
     def _seconds(self, calls: "ctypes.Array[Any]", rows: int) -> float:
         start = time.perf_counter()
-        self._native.run(calls, rows, is_large=self._is_large)
+        self._library.run(calls, rows, is_large=self._is_large)
         return time.perf_counter() - start
 
 

@@ -49,7 +49,13 @@ from quire_kernels.sampling.gumbel_sample import gumbel_sample
 from quire_kernels.sampling.largest import largest, largest_pair
 from quire_kernels.sampling.token_logprobs import token_logprobs
 from quire_kernels.sampling.topk_topp_threshold import topk_topp_threshold
-from quire_kernels.shm_collectives import ShmGroup, create_shm_region, shm_all_reduce, shm_gather
+from quire_kernels.shm_collectives import (
+    ShmGroup,
+    create_shm_region,
+    has_shm_collectives,
+    shm_all_reduce,
+    shm_gather,
+)
 from quire_kernels.take_rows import take_partial_rows, take_rows
 
 __all__ = [
@@ -80,6 +86,7 @@ __all__ = [
     "fp8_quantize",
     "gelu_tanh_mul",
     "group_rows",
+    "has_shm_collectives",
     "gumbel_sample",
     "host_pool",
     "int8_linear",

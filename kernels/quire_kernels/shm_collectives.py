@@ -1,8 +1,8 @@
 """All-reduce and gather among processes of one host, through memory that they share.
 
 For messages as small as a decode step's a socket costs more than the step's matrix products. A group fails as
-a whole: a rank that does not arrive in time ends it, and no rank can join it again. Needs the CPU kernels;
-knows nothing of who starts the processes.
+a whole: a rank that does not arrive in time ends it, and no rank can join it again. Needs the library of CPU
+kernels, on any CPU that it is built for; knows nothing of who starts the processes.
 """
 
 import ctypes
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from quire_kernels.cpu.native import NATIVE, Native
+from quire_kernels.cpu.collectives import COLLECTIVES, Collectives
 from quire_kernels.cpu.shm_group import SLOT_BYTES, Group
 
 _MAX_RANKS = 64
@@ -25,15 +25,15 @@ def create_shm_region(ranks: int) -> int:
     """The descriptor of memory for a group of ranks. It has no name, and is gone when none has it open."""
     if not 1 <= ranks <= _MAX_RANKS:
         raise ValueError(f"a group has 1 to {_MAX_RANKS} ranks, not {ranks}")
-    native = _native()
-    size = native.shm_region_bytes(ranks, SLOT_BYTES)
+    collectives = _collectives()
+    size = collectives.region_bytes(ranks, SLOT_BYTES)
     descriptor = os.memfd_create("quire-ranks", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.posix_fallocate(descriptor, 0, size)  # now, instead of SIGBUS later
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
         with mmap.mmap(descriptor, size) as region:
             start = ctypes.c_char.from_buffer(region)
-            native.shm_create(ctypes.addressof(start), ranks, SLOT_BYTES)
+            collectives.create(ctypes.addressof(start), ranks, SLOT_BYTES)
             del start
     except BaseException:
         os.close(descriptor)
@@ -48,14 +48,14 @@ class ShmGroup:
 
     def __init__(self, descriptor: int, rank: int, *, deadline: float) -> None:
         """Join. The descriptor may be closed afterwards."""
-        self._native = _native()
+        self._collectives = _collectives()
         self._memory = mmap.mmap(descriptor, os.fstat(descriptor).st_size)
         self._start = ctypes.c_char.from_buffer(self._memory)
         ranks = ctypes.c_int64.from_buffer(self._memory).value
         self.state = Group(ctypes.addressof(self._start), rank, round(deadline * 1e9))
         if not 0 <= rank < ranks:
             raise ValueError(f"there is no rank {rank} in a group of {ranks}")
-        if not self._native.shm_join(self.state):
+        if not self._collectives.join(self.state):
             raise ValueError(f"a process has joined this group as rank {rank} before: make a new group")
 
     @property
@@ -87,7 +87,7 @@ class ShmGroup:
         """End the calls of all ranks, from any thread: those that wait and all later ones raise
         CollectiveError.
         """
-        self._native.shm_abort(self.state)
+        self._collectives.abort(self.state)
 
 
 def shm_all_reduce(group: ShmGroup, part: Tensor) -> Tensor:
@@ -98,7 +98,7 @@ def shm_all_reduce(group: ShmGroup, part: Tensor) -> Tensor:
         return shm_all_reduce(group, part.float()).to(part.dtype)
     part = part.contiguous()
     if part.numel():
-        _native().shm_all_reduce(group.state, part)
+        _collectives().all_reduce(group.state, part)
     return part
 
 
@@ -114,7 +114,7 @@ def shm_gather(group: ShmGroup, part: Tensor) -> Tensor:
     """On rank 0 all ranks' parts [T, n] side by side, [T, ranks * n]; on other ranks the part."""
     part = part.contiguous()
     if part.numel():
-        return _native().shm_gather(group.state, part)
+        return _collectives().gather(group.state, part)
     return part.repeat(1, group.ranks) if group.rank == 0 else part
 
 
@@ -123,9 +123,12 @@ def gather_reference(parts: Sequence[Tensor]) -> Tensor:
     return torch.cat(list(parts), -1)
 
 
-def _native() -> Native:
-    if NATIVE is None:
-        raise RuntimeError(
-            "ranks share memory only where the CPU kernels are built and the CPU has AVX-512 VNNI"
-        )
-    return NATIVE
+def has_shm_collectives() -> bool:
+    """Whether processes can form a group here."""
+    return COLLECTIVES is not None
+
+
+def _collectives() -> Collectives:
+    if COLLECTIVES is None:
+        raise RuntimeError("ranks share memory only where the CPU kernels are built: on x86-64, with gcc")
+    return COLLECTIVES

@@ -14,7 +14,15 @@ from typing import Any
 import pytest
 import torch
 
-from quire_kernels import NATIVE, CollectiveError, ShmGroup, create_shm_region
+from quire_kernels import (
+    NATIVE,
+    CollectiveError,
+    ShmGroup,
+    create_shm_region,
+    has_shm_collectives,
+    record,
+    silu_mul,
+)
 
 _SECONDS = 120  # until a process that says nothing fails the test: a busy machine loads torch slowly
 
@@ -113,10 +121,20 @@ def where_supported(test: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(test)
     def refused(**_: object) -> None:
-        with pytest.raises(RuntimeError, match="AVX-512 VNNI"):
+        with pytest.raises(RuntimeError, match="where the CPU kernels are built"):
             create_shm_region(2)
 
-    return test if NATIVE is not None else refused
+    return test if has_shm_collectives() else refused
+
+
+def where_recorded(test: Callable[..., None]) -> Callable[..., None]:
+    """The test; on a CPU without AVX-512 VNNI, that a computation is made there and not recorded."""
+
+    @functools.wraps(test)
+    def made(**_: object) -> None:
+        assert record(lambda: silu_mul(torch.ones(1, 64))) is None
+
+    return test if NATIVE is not None else made
 
 
 def _state(pid: int) -> str:

@@ -13,12 +13,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire_kernels import CollectiveError, ShmGroup, create_shm_region, record, shm_all_reduce, shm_gather
+from quire_kernels import (
+    CollectiveError,
+    ShmGroup,
+    create_shm_region,
+    record,
+    shm_all_reduce,
+    shm_gather,
+)
 from quire_kernels.attention.paged_decode_attention import paged_decode_attention
 from quire_kernels.cpu.shm_group import SLOT_BYTES
 from quire_kernels.paged_kv_cache import KVCache, PagedKVCache
 from quire_kernels.shm_collectives import all_reduce_reference, gather_reference
-from tests.kernels.rank_processes import RankProcesses, rank_processes, where_supported
+from tests.kernels.rank_processes import RankProcesses, rank_processes, where_recorded, where_supported
 
 DTYPES = [torch.float32, torch.bfloat16]
 SHAPES = [
@@ -280,7 +287,7 @@ def without_memory(group: ShmGroup, _: Connection) -> str:
     return "a sum"
 
 
-@where_supported
+@where_recorded
 def test_what_a_rank_computed_without_memory_reaches_no_other(pair: RankProcesses) -> None:
     error, other = pair.run(without_memory)
     assert other == "no memory"

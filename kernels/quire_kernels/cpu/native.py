@@ -1,23 +1,14 @@
-"""ctypes binding of the CPU kernels in csrc/; `NATIVE` is None unless they are built and the CPU has AVX-512
-VNNI.
+"""The CPU kernels in csrc/ that need AVX-512 VNNI; `NATIVE` is None unless they are built and the CPU has it.
 
-An op checks with ``supports`` and its variants whether its tensors fit a kernel, and falls back to torch. The
-library runs on torch's OpenMP threads, so `torch.set_num_threads` applies to both.
+An op checks with ``supports`` and its variants whether its tensors fit a kernel, and falls back to torch.
 """
-
-import ctypes
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from quire_kernels.cpu.call_recorder import Call, Recorder
-from quire_kernels.cpu.shm_group import Group
+from quire_kernels.cpu.library import LIBRARY, Library, arguments
 from quire_kernels.paged_kv_cache import KVCache, PagedKVCache
 
-_LIBRARY = Path(__file__).with_name("libquire_cpu.so")
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 _HEAD_SIZES = (64, 96, 128, 256)
 _MAX_BLOCK, _MAX_GROUP = 64, 64
@@ -26,82 +17,35 @@ _INT8_GROUP, _INT8_GROUP_BYTES = 64, 8
 _SMALL_LINEAR, _SMALL_ATTENTION, _SMALL_PASS = 200_000, 65_536, 16_384
 _LARGE_MASKS = 200_000  # logits; overwriting or reading one costs less than computing one
 
-_P, _I, _F = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
-
-
-def _arguments(pointers: str, numbers: str, floats: str = "") -> type[ctypes.Structure]:
-    """The kernel's argument struct as its .c file declares it: pointers, then integers, then floats."""
-    typed = ((pointers, _P), (numbers, _I), (floats, _F))
-    fields = [(name, kind) for names, kind in typed for name in names.split()]
-    return type("Arguments", (ctypes.Structure,), {"_fields_": fields})
-
-
 _KERNELS = {
-    "int8_linear": _arguments("x packed weight_scales bias y scratch", "in out dtype"),
-    "add_rmsnorm": _arguments("x residual weight y", "size dtype", "eps"),
-    "silu_mul": _arguments("gate_up y", "size dtype"),
-    "rope_kv_write": _arguments(
+    "int8_linear": arguments("x packed weight_scales bias y scratch", "in out dtype"),
+    "add_rmsnorm": arguments("x residual weight y", "size dtype", "eps"),
+    "silu_mul": arguments("gate_up y", "size dtype"),
+    "rope_kv_write": arguments(
         "qkv cos sin slots k_cache v_cache q", "heads kv_heads head_size block_size dtype"
     ),
-    "take_rows": _arguments("table index y", "size first count"),
-    "token_bitmask": _arguments("logits masks positions", "vocab words"),
-    "decode_attention": _arguments(
+    "take_rows": arguments("table index y", "size first count"),
+    "token_bitmask": arguments("logits masks positions", "vocab words"),
+    "decode_attention": arguments(
         "q k_cache v_cache table lengths out",
         "heads kv_heads head_size block_size table_width window dtype",
         "scale",
     ),
-    "largest": _arguments("x pairs", "width stride first dtype"),
-    "largest_pair": _arguments("x y", "pairs"),
-    "shm_all_reduce": _arguments("group x", "size dtype"),
-    "shm_gather": _arguments("group x y", "size"),
+    "largest": arguments("x pairs", "width stride first dtype"),
+    "largest_pair": arguments("x y", "pairs"),
 }
-_LACKED_MEMORY = 1
-
-
-class _Call(ctypes.Structure):
-    _fields_ = (("kernel", _P), ("arguments", _P))
 
 
 class Native:
     """Typed calls of the C kernels, which check nothing: callers use ``supports`` and its variants first."""
 
-    def __init__(self, library: ctypes.CDLL) -> None:
-        self._kernels = {
-            name: (_address(library, f"quire_{name}"), arguments) for name, arguments in _KERNELS.items()
-        }
-        self._library_run = library.quire_run
-        self._library_run.argtypes = [_P, _I, _I, ctypes.c_int]
-        self._library_run.restype = ctypes.c_int
-        library.quire_shm_create.argtypes = [_P, _I, _I]
-        library.quire_shm_create.restype = _I
-        library.quire_shm_failed_group.restype = ctypes.POINTER(Group)
-        self._library = library
-        self._recorder: Recorder | None = None
+    def __init__(self, library: Library) -> None:
+        self.library = library
+        self._empty = library.empty
+        self._kernels = library.kernels(_KERNELS)
 
-    @contextmanager
-    def recorded_by(self, recorder: Recorder) -> Iterator[None]:
-        """A context in which calls are recorded instead of made; they return uninitialized memory."""
-        self._recorder = recorder
-        try:
-            yield
-        finally:
-            self._recorder = None
-
-    def array_of(self, calls: Sequence[Call]) -> "ctypes.Array[_Call]":
-        """The C array for ``run``. It points to the calls' arguments, which must outlive it."""
-        made = [_Call(call.kernel, ctypes.addressof(call.arguments)) for call in calls]
-        return (_Call * len(made))(*made)
-
-    def run(self, calls: "ctypes.Array[_Call]", rows: int, *, is_large: bool) -> None:
-        """Make the calls in order, each over the same number of rows."""
-        self._run(calls, len(calls), rows, is_large)
-
-    def _run(self, calls: object, count: int, rows: int, is_large: bool) -> None:
-        failures = self._library_run(calls, count, rows, is_large)
-        if failures & _LACKED_MEMORY:
-            raise MemoryError("a CPU kernel got no memory to work in")
-        if failures:
-            raise self._library.quire_shm_failed_group().contents.error()
+    def _call(self, name: str, rows: int, is_large: bool, *values: float | None) -> None:
+        self.library.call(self._kernels[name], rows, is_large, *values)
 
     def supports(self, *tensors: Tensor | None) -> bool:
         """Whether all are contiguous CPU tensors of one supported dtype whose rows fill whole registers."""
@@ -303,71 +247,5 @@ class Native:
         )
         return out
 
-    def shm_region_bytes(self, ranks: int, slot_bytes: int) -> int:
-        """The size of the memory that ``ranks`` ranks share."""
-        return int(self._library.quire_shm_create(None, ranks, slot_bytes))
 
-    def shm_create(self, address: int, ranks: int, slot_bytes: int) -> None:
-        """Prepare this memory, which is all zeros, for them."""
-        self._library.quire_shm_create(address, ranks, slot_bytes)
-
-    def shm_join(self, group: Group) -> bool:
-        """Join as a rank. False where a process has joined as that rank before."""
-        return bool(self._library.quire_shm_join(ctypes.byref(group)))
-
-    def shm_abort(self, group: Group) -> None:
-        """End the calls of all ranks, from any thread."""
-        self._library.quire_shm_abort(ctypes.byref(group))
-
-    def shm_all_reduce(self, group: Group, x: Tensor) -> None:
-        """As ``all_reduce_reference``, in place, of contiguous [rows, ...]."""
-        rows = x.shape[0]
-        size = x.numel() // rows
-        is_large = rows * size > _SMALL_PASS
-        self._call(
-            "shm_all_reduce", rows, is_large, ctypes.addressof(group), x.data_ptr(), size, _DTYPES[x.dtype]
-        )
-
-    def shm_gather(self, group: Group, x: Tensor) -> Tensor:
-        """As ``gather_reference`` on rank 0, x on other ranks; x is contiguous [rows, n]."""
-        rows, size = x.shape
-        y = self._empty((rows, group.ranks * size), x.dtype) if group.rank == 0 else x
-        self._call(
-            "shm_gather",
-            rows,
-            rows * size > _SMALL_PASS,
-            ctypes.addressof(group),
-            x.data_ptr(),
-            y.data_ptr(),
-            size * x.itemsize,
-        )
-        return y
-
-    def _empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        if self._recorder is not None:
-            return self._recorder.empty(shape, dtype)
-        return torch.empty(shape, dtype=dtype)
-
-    def _call(self, name: str, rows: int, is_large: bool, *values: float | None) -> None:
-        kernel, structure = self._kernels[name]
-        arguments = structure(*values)
-        if self._recorder is not None:
-            self._recorder.calls.append(Call(kernel, arguments, is_large))
-        else:
-            self._run(ctypes.byref(_Call(kernel, ctypes.addressof(arguments))), 1, rows, is_large)
-
-
-def _address(library: ctypes.CDLL, name: str) -> int:
-    address = ctypes.cast(getattr(library, name), _P).value
-    assert address is not None
-    return address
-
-
-def _load() -> Native | None:
-    if not _LIBRARY.exists():
-        return None
-    library = ctypes.CDLL(str(_LIBRARY))
-    return Native(library) if library.quire_cpu_is_supported() else None
-
-
-NATIVE = _load()
+NATIVE = Native(LIBRARY) if LIBRARY is not None and LIBRARY.has_avx512_vnni else None

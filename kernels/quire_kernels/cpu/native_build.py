@@ -24,9 +24,10 @@ _FLAGS = [
     "-fPIC",
     "-fvisibility=hidden",
     "-fopenmp",
-    "-mfma",
 ]
-_FLAGS += [f"-mavx512{part}" for part in ("f", "bw", "dq", "vl", "vnni")]
+_AVX512 = ["-mfma", *(f"-mavx512{part}" for part in ("f", "bw", "dq", "vl", "vnni"))]
+#: These run on every x86-64 CPU.
+_PORTABLE = ("run_calls.c", "shm_collectives.c", "support.c")
 
 
 def main() -> None:
@@ -38,7 +39,8 @@ def main() -> None:
     objects = []
     for source in sorted((PACKAGE / "csrc").glob("*.c")):
         target = source.with_suffix(".o")
-        subprocess.run([compiler, *_FLAGS, "-c", str(source), "-o", str(target)], check=True)
+        flags = _FLAGS if source.name in _PORTABLE else _FLAGS + _AVX512
+        subprocess.run([compiler, *flags, "-c", str(source), "-o", str(target)], check=True)
         objects.append(target)
     partial = LIBRARY.with_suffix(".partial")
     subprocess.run([compiler, "-shared", "-o", str(partial), *map(str, objects), "-lm"], check=True)

@@ -12,21 +12,21 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from quire_kernels.cpu.call_recorder import Recorder
-from quire_kernels.cpu.native import NATIVE, Native
+from quire_kernels.cpu.library import LIBRARY, Library
 
 
 class Recording:
     """A recorded computation; ``replay`` fills the first rows of ``result`` [rows, ...]."""
 
-    def __init__(self, native: Native, recorder: Recorder, result: Tensor) -> None:
+    def __init__(self, library: Library, recorder: Recorder, result: Tensor) -> None:
         self.result = result
-        self._native, self._recorder = native, recorder
-        self._calls = native.array_of(recorder.calls)
+        self._library, self._recorder = library, recorder
+        self._calls = library.array_of(recorder.calls)
         self._is_large = any(call.is_large for call in recorder.calls)
 
     def replay(self, rows: int) -> None:
         """Compute the first ``rows`` from the current contents of the recorded memory."""
-        self._native.run(self._calls, rows, is_large=self._is_large)
+        self._library.run(self._calls, rows, is_large=self._is_large)
 
 
 def record(compute: Callable[[], Tensor]) -> Recording | None:
@@ -35,15 +35,15 @@ def record(compute: Callable[[], Tensor]) -> Recording | None:
     All its tensors have the same number of rows, their first dimension, and all the memory that it reads must
     stay in place as long as the recording is used.
     """
-    if NATIVE is None:
+    if LIBRARY is None:
         return None
     recorder = Recorder()
     try:
-        with _NativeOnly(), NATIVE.recorded_by(recorder):
+        with _NativeOnly(), LIBRARY.recorded_by(recorder):
             result = compute()
     except _NotNative:
         return None
-    return Recording(NATIVE, recorder, result)
+    return Recording(LIBRARY, recorder, result)
 
 
 class _NotNative(Exception):

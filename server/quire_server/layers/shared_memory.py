@@ -7,8 +7,13 @@ with the layers around them (``runner.recorded_decode``).
 
 from torch import Tensor
 
-from quire_kernels import ShmGroup, create_shm_region, shm_all_reduce, shm_gather
-from quire_server.layers.int8_linear import has_native_kernels
+from quire_kernels import (
+    ShmGroup,
+    create_shm_region,
+    has_shm_collectives,
+    shm_all_reduce,
+    shm_gather,
+)
 from quire_server.layers.parallel import DEADLINE, OneStage
 
 
@@ -23,8 +28,8 @@ class SharedMemory(OneStage):
 
     @staticmethod
     def is_supported() -> bool:
-        """Whether this machine has what it takes: the CPU kernels."""
-        return has_native_kernels()
+        """Whether this machine has what it takes: the library of CPU kernels."""
+        return has_shm_collectives()
 
     @staticmethod
     def create(ranks: int) -> int:

@@ -18,7 +18,7 @@ from quire_server.runner import batch_builder
 from quire_server.runner.batch_builder import StepLayout
 from quire_server.runner.loader import Checkpoint
 from quire_server.runner.recorded_decode import RecordedDecode
-from tests.kernels.rank_processes import RankProcesses, rank_processes, where_supported
+from tests.kernels.rank_processes import RankProcesses, rank_processes, where_recorded
 from tests.server.models import families
 from tests.server.runner.test_recorded_decode import (
     BLOCK,
@@ -107,7 +107,7 @@ def steps_of_a_rank(
     return results, calls
 
 
-@where_supported
+@where_recorded
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_replay_of_ranks_equals_the_layers_one_by_one_and_the_whole_model(
     pair: RankProcesses, directory: Path, dtype: str
@@ -142,7 +142,7 @@ def lonely_replay(communicator: SharedMemory, pipe: Connection, directory: Path)
         static(StepLayout.of(step), rows)
 
 
-@where_supported
+@where_recorded
 def test_a_replay_without_the_other_rank_fails_in_its_first_call(
     pair: RankProcesses, directory: Path
 ) -> None:

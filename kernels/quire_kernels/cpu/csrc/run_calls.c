@@ -1,5 +1,5 @@
 /* The entry point of all kernel calls. */
-#include "vectors.h"
+#include "runtime.h"
 
 struct call {
     void (*kernel)(const void *arguments, int64_t rows);

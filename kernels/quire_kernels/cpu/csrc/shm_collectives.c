@@ -11,7 +11,7 @@
  * two are final: no rank writes or reads a slot after it, so that a rank that comes back late finds an error, and never
  * another call's numbers. */
 #define _GNU_SOURCE
-#include "vectors.h"
+#include "runtime.h"
 
 #include <linux/futex.h>
 #include <sched.h>
@@ -21,7 +21,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { MAX_RANKS = 64, BLOCK = 4096 };
+enum { MAX_RANKS = 64, BLOCK = 4096, SUMMED = 512 };
 enum { SHARED_BYTES = 1 << 17 }; /* of a chunk from which a share of the additions is worth a wait */
 /* Ranks with a processor each differ by less than the spins last, about 3 us; with fewer processors than ranks, the one
  * that is waited for needs that of the one that waits. */
@@ -111,7 +111,7 @@ static int await(struct group *g, int64_t rank, uint32_t chunk) {
     struct line *line = &g->region->lines[rank];
     for (int i = 0; i < SPINS; i++) {
         if (is_there(line, chunk)) return 1;
-        _mm_pause();
+        __builtin_ia32_pause();
     }
     const int64_t began = now_ns();
     for (int64_t last = began;;) {
@@ -220,38 +220,40 @@ struct all_reduce {
     int64_t size, dtype;
 };
 
-INLINE __m512 sum16(const void *const *parts, int64_t ranks, int64_t i, int dtype) {
-    __m512 sum = load16(parts[0], i, dtype);
-    for (int64_t rank = 1; rank < ranks; rank++) sum = _mm512_add_ps(sum, load16(parts[rank], i, dtype));
-    return sum;
+INLINE float load(const void *base, int64_t index, int dtype) {
+    if (dtype == FLOAT32) return ((const float *)base)[index];
+    const union { uint32_t bits; float value; } wide = {(uint32_t)((const uint16_t *)base)[index] << 16};
+    return wide.value;
 }
 
-/* The last elements, fewer than 16: through a full register. */
-INLINE void sum_rest(const void *const *parts, int64_t ranks, int64_t i, int64_t count, void *x, int dtype) {
-    char full[64] = {0};
-    __m512 sum = _mm512_setzero_ps();
-    for (int64_t rank = 0; rank < ranks; rank++) {
-        memcpy(full, at(parts[rank], i, dtype), count * size_of(dtype));
-        sum = rank ? _mm512_add_ps(sum, load16(full, 0, dtype)) : load16(full, 0, dtype);
+/* To bfloat16 to nearest even, as torch does; NaN stays NaN. */
+INLINE void store(void *base, int64_t index, float value, int dtype) {
+    if (dtype == FLOAT32) {
+        ((float *)base)[index] = value;
+        return;
     }
-    store16(full, 0, sum, dtype);
-    memcpy((void *)at(x, i, dtype), full, count * size_of(dtype));
+    const union { float value; uint32_t bits; } wide = {value};
+    const uint32_t rounded = wide.bits + 0x7fff + (wide.bits >> 16 & 1);
+    ((uint16_t *)base)[index] = value != value ? 0x7fc0 : rounded >> 16;
 }
 
+/* The compiler makes vectors of it. The numbers are added in the order of the ranks, whatever their width. */
 INLINE void sum(const void *const *parts, int64_t ranks, int64_t count, void *x, int dtype) {
 #pragma omp for schedule(static)
-    for (int64_t i = 0; i < count; i += 16)
-        if (count - i >= 16)
-            store16(x, i, sum16(parts, ranks, i, dtype), dtype);
-        else
-            sum_rest(parts, ranks, i, count - i, x, dtype);
+    for (int64_t first = 0; first < count; first += SUMMED) {
+        float sums[SUMMED];
+        const int64_t end = count - first < SUMMED ? count - first : SUMMED;
+        for (int64_t i = 0; i < end; i++) sums[i] = load(parts[0], first + i, dtype);
+        for (int64_t rank = 1; rank < ranks; rank++)
+            for (int64_t i = 0; i < end; i++) sums[i] += load(parts[rank], first + i, dtype);
+        for (int64_t i = 0; i < end; i++) store(x, first + i, sums[i], dtype);
+    }
 }
 
-static void sum_parts(const void *const *parts, int64_t ranks, int64_t count, void *x, int dtype) {
+__attribute__((target_clones("avx512f", "avx2", "default"))) static void sum_parts(
+    const void *const *parts, int64_t ranks, int64_t count, void *x, int dtype) {
     if (dtype == BFLOAT16)
         sum(parts, ranks, count, x, BFLOAT16);
-    else if (ranks == 2) /* the number known, the loop over the ranks is unrolled */
-        sum(parts, 2, count, x, FLOAT32);
     else
         sum(parts, ranks, count, x, FLOAT32);
 }
