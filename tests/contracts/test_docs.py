@@ -57,6 +57,7 @@ def test_every_flag_that_a_field_sets_has_that_field_on_the_page():
     page = (ROOT / "docs" / "server.md").read_text()
     rows = re.findall(r"^\| `--([\w-]+)` \|.*\| ([^|]*) \|$", page, flags=re.M)
     operator_only = {"canary-golden-path", "device", "health-port", "host", "port", "termination-log"} | {
+        *("gateway-audience", "gateway-keys-dir"),
         *("kv-producers", "kv-role", "kv-transfer-port"),
         *("leader-address", "node-rank", "pod-address", "start-delay-seconds"),
     }
