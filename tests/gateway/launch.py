@@ -46,6 +46,11 @@ class Gateway(Server):
         return self
 
     def requests(self):
-        """The access log."""
+        """The access log as it is: the line of a request may follow its answer."""
         lines = [json.loads(line) for line in self.log.read_text().splitlines() if line.startswith("{")]
         return [line for line in lines if line["message"] == "request"]
+
+    def wait_requests(self, number, before=0):
+        """The lines of so many requests that came after these."""
+        self.wait("a line of each request", lambda: len(self.requests()) >= before + number)
+        return self.requests()[before:]

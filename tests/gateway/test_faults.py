@@ -49,9 +49,10 @@ def test_a_replica_that_is_gone_costs_no_request_and_is_left_alone_after_five(pa
     gateway = pair()
     proxy.refuse = True
     assert statuses(gateway) == {200}
-    assert gateway.metric("gateway_ejections_total", model="tiny") >= 1
-    assert [len(line["replicas"]) for line in gateway.requests()].count(2) == 5
-    assert gateway.metric("gateway_ejections_total", model="tiny") == 1
+    ejections = gateway.metric("gateway_ejections_total", model="tiny")
+    assert 1 <= ejections <= 3, "on a busy machine it is tried again meanwhile, once for each ejection"
+    twice = [len(line["replicas"]) for line in gateway.wait_requests(NUM_REQUESTS)].count(2)
+    assert twice == 5 + ejections - 1
 
 
 def test_a_replica_that_hangs_costs_only_the_time_until_it_is_given_up(pair, proxy):
@@ -97,7 +98,7 @@ def test_a_lost_replica_is_a_502_where_no_other_one_is(start, engines, proxy):
 def test_a_request_that_is_wrong_is_not_tried_again(pair, proxy):
     gateway = pair()
     assert {ask(gateway, temperature=-1).status_code for _ in range(20)} == {400}
-    assert all(len(line["replicas"]) == 1 for line in gateway.requests())
+    assert all(len(line["replicas"]) == 1 for line in gateway.wait_requests(20))
     assert gateway.replicas("ejected") == 0
 
 
@@ -112,7 +113,7 @@ def test_a_stream_that_is_cut_ends_with_one_error_event_after_whole_ones(start, 
     assert json.loads(error.removeprefix("data: "))["error"]["code"] == "replica_lost"
     assert len(events) == num_events
     assert all(json.loads(event.removeprefix("data: "))["choices"] for event in events)
-    assert gateway.requests()[-1]["outcome"] == "error"
+    assert gateway.wait_requests(1)[-1]["outcome"] == "error"
 
 
 def test_a_connection_that_the_replica_closes_in_the_moment_of_its_use_is_not_a_failure(pair, proxy):
@@ -120,7 +121,7 @@ def test_a_connection_that_the_replica_closes_in_the_moment_of_its_use_is_not_a_
     proxy.drop_reused = True
     assert statuses(gateway, 60) == {200}
     assert proxy.num_connections > 10
-    assert all(len(line["replicas"]) == 1 for line in gateway.requests())
+    assert all(len(line["replicas"]) == 1 for line in gateway.wait_requests(60))
     assert gateway.replicas("ejected") == 0
 
 
@@ -144,7 +145,7 @@ def test_a_pod_that_leaves_keeps_the_answers_that_it_has_begun(start, kube, engi
         kube.put(slice_of("two", engines[1]))
         gateway.wait_replicas(1)
         assert [line for line in lines if line][-1] == "data: [DONE]"
-    assert gateway.requests()[-1]["outcome"] == "success"
+    assert gateway.wait_requests(1)[-1]["outcome"] == "success"
 
 
 def test_while_the_api_server_is_away_requests_go_on(start, kube, engines):

@@ -76,8 +76,7 @@ def test_a_prompt_goes_where_its_beginning_is_cached_and_the_answer_proves_it(sh
     for question in ("Who?", "When?", "Why?"):
         body["messages"] = [{"role": "system", "content": story}, {"role": "user", "content": question}]
         assert shared.post("/v1/chat/completions", body).status_code == 200
-    shared.wait("a line of each", lambda: len(shared.requests()) == before + 3)
-    lines = shared.requests()[before:]
+    lines = shared.wait_requests(3, before)
     assert len({line["replicas"][0] for line in lines}) == 1
     assert lines[0]["cached_tokens"] == 0
     assert lines[1]["cached_tokens"] > 100 and lines[2]["cached_tokens"] > 100
@@ -90,8 +89,7 @@ def test_requests_are_spread_over_the_replicas_and_logged_without_their_text(sha
     for number in range(20):
         body = {**CHAT, "messages": [{"role": "user", "content": f"Once upon a time {number}"}]}
         assert shared.post("/v1/chat/completions", body).status_code == 200
-    shared.wait("a line of each", lambda: len(shared.requests()) == before + 20)
-    lines = shared.requests()[before:]
+    lines = shared.wait_requests(20, before)
     assert {uid for line in lines for uid in line["replicas"]} == {"one", "two"}
     assert all(line["outcome"] == "success" and line["status"] == 200 for line in lines)
     assert shared.metric("gateway_requests_total", model="tiny", status="success") >= 20
