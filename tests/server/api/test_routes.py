@@ -24,12 +24,13 @@ class SmallTokenizer:
 
 def make_context(**parts):
     """A server without an engine, and without keys."""
-    names = [
-        field.name for field in dataclasses.fields(ServerContext) if field.default is dataclasses.MISSING
+    missing = dataclasses.MISSING
+    needed = [
+        field.name
+        for field in dataclasses.fields(ServerContext)
+        if field.default is missing and field.default_factory is missing
     ]
-    nothing = {name: None for name in names if not name.startswith("_")}
-    for made in ("text_gate", "created", "tracing", "request_log"):
-        nothing.pop(made, None)
+    nothing = dict.fromkeys(needed)
     known = {
         "served_names": ("tiny", "org/other"),
         "engine": LoadingEngine(),
