@@ -26,7 +26,7 @@ def test_pod_monitors_and_prometheus_rules_pass_strict_field_validation() -> Non
                 created += 1
                 with pytest.raises(RefusedError, match="unknown field"):
                     client.request("POST", f"{path}?fieldValidation=Strict&dryRun=All", {**body, "spek": {}})
-        assert created == 3
+        assert created == 4
 
 
 def test_the_pod_monitor_selects_model_servers_by_label_and_port() -> None:
