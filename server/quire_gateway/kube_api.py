@@ -33,6 +33,10 @@ class KubeError(Exception):
     """The API server refused, or said what is no answer to the request."""
 
 
+class MissingError(KubeError):
+    """There is nothing at this path."""
+
+
 @dataclass(frozen=True)
 class KubeApi:
     """The API server, and the directory with this pod's credentials."""
@@ -100,8 +104,9 @@ class Connection:
         ) as response:
             if response.status == 410:
                 raise GoneError
-            if response.status != 200:
-                raise KubeError(f"{path}: HTTP {response.status} {(await response.text())[:200]}")
+            if not response.ok:
+                kind = MissingError if response.status == 404 else KubeError
+                raise kind(f"{path}: HTTP {response.status} {(await response.text())[:200]}")
             yield response
 
 
