@@ -24,6 +24,7 @@ from quire_gateway import informer, log
 from quire_gateway.app import Gateway
 from quire_gateway.attempt import Upstream
 from quire_gateway.dispatch import Dispatcher
+from quire_gateway.gateway_leases import GatewayLeases
 from quire_gateway.informer import Informer, Kind, Store
 from quire_gateway.kube_api import KubeApi
 from quire_gateway.load_poller import LoadPoller
@@ -37,6 +38,7 @@ from quire_gateway.request_signing import RequestSigner, SigningKeyError
 from quire_gateway.routing.strategies import DEFAULT, router_for
 from quire_gateway.routing_state import RoutingState
 from quire_gateway.settings import Settings, SettingsError
+from quire_gateway.status_writer import StatusWriter
 from quire_http.drain import Drain, DrainLimits
 from quire_http.malloc import return_memory
 from quire_http.server import HttpServer, listen
@@ -111,6 +113,12 @@ async def _serve(settings: Settings, listener: socket.socket, signer: RequestSig
     background.append(loop.create_task(LoadPoller(table).run()))
     if settings.peer_service:
         background += [loop.create_task(one) for one in _peer_sync(settings, api, table, outbox)]
+    writer = None
+    if settings.pod_namespace and settings.pod_name:
+        leases = GatewayLeases(state.changed.set, time.monotonic)
+        watch = Informer(api, informer.LEASES, leases, settings.pod_namespace)
+        writer = StatusWriter(api, (settings.pod_namespace, settings.pod_name), state, leases, table)
+        background += [loop.create_task(watch.run()), loop.create_task(writer.run())]
     begin = loop.create_task(drain.wait_for_begin())
     await asyncio.wait({serving, begin, *background}, return_when=asyncio.FIRST_COMPLETED)
     if not begin.done():
@@ -123,6 +131,8 @@ async def _serve(settings: Settings, listener: socket.socket, signer: RequestSig
     await serving
     for task in background:
         task.cancel()
+    if writer is not None:
+        await writer.close()
     await upstream.close()
 
 

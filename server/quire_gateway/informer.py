@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 import aiohttp
 
+from quire_gateway.gateway_leases import LABEL_ROLE, ROLE
 from quire_gateway.kube_api import Connection, GoneError, KubeApi, KubeError, MissingError
 from quire_gateway.replicas import LABEL_MODEL
 
@@ -43,6 +44,7 @@ class Kind:
 
 
 ENDPOINT_SLICES = Kind("discovery.k8s.io/v1", "endpointslices", LABEL_MODEL)
+LEASES = Kind("coordination.k8s.io/v1", "leases", f"{LABEL_ROLE}={ROLE}")
 LLM_ROUTES = Kind(GROUP_VERSION, "llmroutes", is_custom=True)
 LLM_CLIENTS = Kind(GROUP_VERSION, "llmclients", is_custom=True)
 LLM_DEPLOYMENTS = Kind(GROUP_VERSION, "llmdeployments", is_custom=True)

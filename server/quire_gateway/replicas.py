@@ -81,6 +81,10 @@ class ReplicaTable:
         """Of every LLMDeployment."""
         return set(self._models)
 
+    def ready_places(self) -> set[tuple[str, str]]:
+        """Of those that have a ready replica."""
+        return {place for place, model in self._models.items() if model.replicas}
+
     def models(self) -> list[Model]:
         """Those that can be asked for, by name."""
         names = sorted({name for _, name in self._models})

@@ -38,7 +38,7 @@ class Settings:
     seed: bytes = field(default_factory=lambda: secrets.token_bytes(32), repr=False)  # of digests of prompts
     peer_service: str = ""  # the headless Service of all gateways; empty: there are no others to tell
     peer_port: int = 8082
-    pod_namespace: str = ""
+    pod_namespace: str = ""  # where its Lease is; empty: it has none, and writes no status
     pod_name: str = ""
     signing_key: Path | None = None  # none: requests are not signed
     health_port: int = 8001  # of the replicas, where a Service has no port of the name `health`
