@@ -115,7 +115,7 @@ def gateway_kind(plural: str, about: str) -> list[str]:
         f"## {crd['spec']['names']['kind']}",
         " ".join(f"{about} {schema['description']}".split()),
         TABLE_HEAD + "\n".join([*rows(parts["spec"], "spec."), *rows(parts["status"], "status.")]),
-        "\n".join(rules(parts["spec"])),
+        "\n".join(rules(schema, crd["spec"]["names"]["kind"])),
     ]
     return [section for section in sections if section]
 

@@ -80,6 +80,10 @@ _ANY = {"targets": _TARGETS}
 
 #: By rule: what is accepted, what is refused.
 CASES: dict[str, tuple[tuple[Body, ...], tuple[Body, ...]]] = {
+    "#0": (
+        (merged(LEAST[1], {"metadata": {"name": "x" * 63}}),),
+        (merged(LEAST[1], {"metadata": {"name": "x" * 64}}),),
+    ),
     "spec.rules#0": (
         (route(rules=[_SHORT, _ANY]), route(rules=[_SHORT, _SHORT])),
         (route(rules=[_ANY, _SHORT]), route(rules=[_ANY, _ANY])),
