@@ -143,7 +143,7 @@ def test_the_service_the_autoscaler_and_the_budget_are_of_the_gateway_s_pods() -
     }
 
 
-def test_it_may_watch_its_kinds_and_write_status_in_its_namespaces_leases_in_its_own_and_nothing_else() -> None:
+def test_it_may_watch_its_kinds_write_their_status_and_leases_in_its_own_namespace_and_nothing_else() -> None:
     bodies = ours(render(*GATEWAY, "--set", "gateway.namespaces={team-a,team-b}"))
     roles, bindings = of_kind(bodies, "Role"), of_kind(bodies, "RoleBinding")
 
