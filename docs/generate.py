@@ -38,6 +38,7 @@ DOCS = Path(__file__).parent
 CRDS = DOCS.parent / "crds"
 CHART = DOCS.parent / "charts" / "quire" / "files"
 Schema = dict[str, Any]
+TABLE_HEAD = "| field | type | default | meaning |\n|---|---|---|---|\n"
 
 
 def rows(schema: Schema, path: str = "") -> Iterator[str]:
@@ -85,23 +86,38 @@ def reference() -> str:
     version = crd["spec"]["versions"][0]
     schema = version["schema"]["openAPIV3Schema"]
     profile = crd_of("acceleratorprofiles")["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
-    head = "| field | type | default | meaning |\n|---|---|---|---|\n"
     sections = [
         "# API reference",
         f"`{crd['spec']['group']}/{version['name']}`, kind `{crd['spec']['names']['kind']}`.\n"
         "Generated from `crds/` by `make docs`.",
         "## spec",
-        head + "\n".join(rows(schema["properties"]["spec"])),
+        TABLE_HEAD + "\n".join(rows(schema["properties"]["spec"])),
         "## What the API server refuses, and its messages",
         "\n".join(rules(schema, "LLMDeployment")),
         "## status",
-        head + "\n".join(rows(schema["properties"]["status"])),
+        TABLE_HEAD + "\n".join(rows(schema["properties"]["status"])),
         "## AcceleratorProfile",
         "Cluster-scoped, created by administrators. " + " ".join(profile["description"].split()),
-        head + "\n".join(rows(profile["properties"]["spec"], "spec.")),
+        TABLE_HEAD + "\n".join(rows(profile["properties"]["spec"], "spec.")),
         "\n".join(rules(profile["properties"]["spec"])),
+        *gateway_kind("llmroutes", "[Read by the gateway](gateway-routes.md)."),
+        *gateway_kind("llmclients", "[Read by the gateway](gateway-routes.md)."),
     ]
     return "\n\n".join(sections) + "\n"
+
+
+def gateway_kind(plural: str, about: str) -> list[str]:
+    """The sections of a kind that the gateway reads, and writes the status of."""
+    crd = crd_of(plural)
+    schema = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    parts = schema["properties"]
+    sections = [
+        f"## {crd['spec']['names']['kind']}",
+        " ".join(f"{about} {schema['description']}".split()),
+        TABLE_HEAD + "\n".join([*rows(parts["spec"], "spec."), *rows(parts["status"], "status.")]),
+        "\n".join(rules(schema, crd["spec"]["names"]["kind"])),
+    ]
+    return [section for section in sections if section]
 
 
 TROUBLE_HEAD = """# When something fails

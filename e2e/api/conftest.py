@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from e2e.api import profiles
+from e2e.api import gateway_kinds, profiles
 from e2e.api.client import Client
 from e2e.api.specs import ROOT
 from e2e.cluster import crds, lws, programs
@@ -27,6 +27,6 @@ def api() -> Iterator[Client]:
     with ApiServer() as server, Client(server.kubeconfig) as client:
         client.install_crd()
         client.install_crd(profiles.CRD)
-        for other in [*map(crds.crd, crds.ALL), *lws.crds()]:
+        for other in [*gateway_kinds.CRDS.values(), *map(crds.crd, crds.ALL), *lws.crds()]:
             client.install_crd(other)
         yield client

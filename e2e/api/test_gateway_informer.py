@@ -13,7 +13,7 @@ import pytest
 
 from e2e.api.client import Client
 from quire_gateway import kube_api
-from quire_gateway.informer import Informer
+from quire_gateway.informer import ENDPOINT_SLICES, Informer
 from quire_gateway.kube_api import KubeApi
 from quire_gateway.replicas import LABEL_MODEL, LABEL_SERVICE, ReplicaTable
 from quire_gateway.routing.by_load import RoundRobin
@@ -67,7 +67,8 @@ def account(api: Client, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @contextlib.asynccontextmanager
 async def informed(api: Client, account: Path) -> AsyncIterator[ReplicaTable]:
     table = ReplicaTable((NAMESPACE,), 8001, time.monotonic, RoundRobin)
-    running = asyncio.ensure_future(Informer(KubeApi(api.url, account), table, NAMESPACE).run())
+    informer = Informer(KubeApi(api.url, account), ENDPOINT_SLICES, table, NAMESPACE)
+    running = asyncio.ensure_future(informer.run())
     try:
         yield table
     finally:

@@ -13,16 +13,19 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import uvloop
 from prometheus_client import disable_created_metrics
 
-from quire_gateway import log
+from quire_gateway import informer, log
 from quire_gateway.app import Gateway
 from quire_gateway.attempt import Upstream
-from quire_gateway.informer import Informer
+from quire_gateway.dispatch import Dispatcher
+from quire_gateway.gateway_leases import GatewayLeases
+from quire_gateway.informer import Informer, Kind, Store
 from quire_gateway.kube_api import KubeApi
 from quire_gateway.load_poller import LoadPoller
 from quire_gateway.log import AccessLog
@@ -33,7 +36,9 @@ from quire_gateway.relay import Relay
 from quire_gateway.replicas import LABEL_SERVICE, ReplicaTable
 from quire_gateway.request_signing import RequestSigner, SigningKeyError
 from quire_gateway.routing.strategies import DEFAULT, router_for
+from quire_gateway.routing_state import RoutingState
 from quire_gateway.settings import Settings, SettingsError
+from quire_gateway.status_writer import StatusWriter
 from quire_http.drain import Drain, DrainLimits
 from quire_http.malloc import return_memory
 from quire_http.server import HttpServer, listen
@@ -59,6 +64,18 @@ def main() -> int:
     return 0
 
 
+def _informers(
+    api: KubeApi, namespaces: Iterable[str], table: ReplicaTable, state: RoutingState
+) -> list[Informer]:
+    watched: list[tuple[Kind, Store]] = [
+        (informer.ENDPOINT_SLICES, table),
+        (informer.LLM_ROUTES, state.routes),
+        (informer.LLM_CLIENTS, state.clients),
+        (informer.LLM_DEPLOYMENTS, state.deployments),
+    ]
+    return [Informer(api, kind, store, namespace) for namespace in namespaces for kind, store in watched]
+
+
 def _write_line(line: bytes) -> None:
     os.write(sys.stderr.fileno(), line)
 
@@ -78,11 +95,13 @@ async def _serve(settings: Settings, listener: socket.socket, signer: RequestSig
     table = ReplicaTable(settings.namespaces, settings.health_port, time.monotonic, new_router)
     metrics = Metrics(table)
     api = KubeApi(settings.kube_api, settings.service_account)
-    informers = [Informer(api, table, namespace) for namespace in settings.namespaces]
-    upstream = Upstream(settings.timeouts, signer)
-    management = Management(table, metrics, drain, informers, int(time.time()))
+    state = RoutingState()
+    informers = _informers(api, settings.namespaces, table, state)
+    upstream = Upstream(signer)
+    dispatcher = Dispatcher(table, state, settings.timeouts, require_keys=settings.require_keys)
+    management = Management(dispatcher, metrics, drain, informers, int(time.time()))
     access_log = AccessLog(_write_line)
-    gateway = Gateway(table, Relay(upstream, metrics), management, metrics, access_log, drain)
+    gateway = Gateway(dispatcher, Relay(upstream, metrics), management, metrics, access_log, drain)
     server = HttpServer(
         gateway,
         listener,
@@ -94,6 +113,12 @@ async def _serve(settings: Settings, listener: socket.socket, signer: RequestSig
     background.append(loop.create_task(LoadPoller(table).run()))
     if settings.peer_service:
         background += [loop.create_task(one) for one in _peer_sync(settings, api, table, outbox)]
+    writer = None
+    if settings.pod_namespace and settings.pod_name:
+        leases = GatewayLeases(state.changed.set, time.monotonic)
+        watch = Informer(api, informer.LEASES, leases, settings.pod_namespace)
+        writer = StatusWriter(api, (settings.pod_namespace, settings.pod_name), state, leases, table)
+        background += [loop.create_task(watch.run()), loop.create_task(writer.run())]
     begin = loop.create_task(drain.wait_for_begin())
     await asyncio.wait({serving, begin, *background}, return_when=asyncio.FIRST_COMPLETED)
     if not begin.done():
@@ -106,6 +131,8 @@ async def _serve(settings: Settings, listener: socket.socket, signer: RequestSig
     await serving
     for task in background:
         task.cancel()
+    if writer is not None:
+        await writer.close()
     await upstream.close()
 
 
@@ -114,8 +141,8 @@ def _peer_sync(
 ) -> Iterator[Coroutine[Any, Any, None]]:
     """What runs to share choices with the other gateways."""
     peers = Peers(settings.pod_name)
-    selector = f"{LABEL_SERVICE}={settings.peer_service}"
-    yield Informer(api, peers, settings.pod_namespace, selector=selector).run()
+    kind = replace(informer.ENDPOINT_SLICES, selector=f"{LABEL_SERVICE}={settings.peer_service}")
+    yield Informer(api, kind, peers, settings.pod_namespace).run()
     yield PeerSender(peers, outbox, settings.seed).run()
     yield _serve_peers(PeerReceiver(table, settings.seed), settings)
 

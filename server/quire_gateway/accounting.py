@@ -23,7 +23,9 @@ class Account:
     def __init__(
         self, path: str, request_id: str, metrics: Metrics, log: AccessLog, clock: Callable[[], float]
     ) -> None:
-        self.model = ""  # as it is served, empty until that is known
+        self.client = ""  # whose key it has, empty where keys are not required
+        self.model = ""  # as it was asked for, empty until it is known that there is one
+        self.deployment = ""  # that it was sent to
         self.stream = False
         self.status = 0  # of HTTP, 0 where nothing was sent
         self.broken = ""  # why the answer ended early
@@ -56,12 +58,14 @@ class Account:
             self.status = self.status or error.status
         seconds = self._clock() - self._begun_at
         outcome = self._outcome(error)
-        self._metrics.ended(self.model, outcome, seconds, self._first_byte)
+        self._metrics.ended(self.model, self.client, outcome, seconds, self._first_byte)
         self._log.request(
             {
                 "request_id": self._request_id,
                 "path": self._path,
+                "client": self.client,
                 "model": self.model,
+                "deployment": self.deployment,
                 "stream": self.stream,
                 "status": self.status,
                 "outcome": outcome,

@@ -12,12 +12,14 @@ from dataclasses import dataclass, field
 
 from quire_gateway.accounting import Account
 from quire_gateway.attempt import UpstreamRequest
+from quire_gateway.dispatch import Dispatcher
+from quire_gateway.llm_client import LLMClient
 from quire_gateway.log import AccessLog
-from quire_gateway.management import Management
+from quire_gateway.management import Management, not_found
 from quire_gateway.metrics import Metrics
 from quire_gateway.openai import calls
 from quire_gateway.relay import REQUEST_HEADERS, Relay
-from quire_gateway.replicas import ReplicaTable
+from quire_gateway.request_signing import Identity
 from quire_gateway.routing.router import RequestFacts
 from quire_http.asgi import Receive, Scope, Send
 from quire_http.body_memory import BodyMemory
@@ -34,7 +36,7 @@ _MANAGEMENT = frozenset(("/healthz", "/readyz", "/metrics"))
 class Gateway:
     """The application."""
 
-    table: ReplicaTable
+    dispatcher: Dispatcher
     relay: Relay
     management: Management
     metrics: Metrics
@@ -59,8 +61,12 @@ class Gateway:
             if method != "POST":
                 raise ApiError(405, f"{path} is for POST.", headers=(("allow", "POST"),))
             await self._relay(exchange)
-        elif method not in ("GET", "HEAD") or not await self.management.get(exchange):
-            raise ApiError(404, f"There is no {path}.", code="not_found")
+        elif method not in ("GET", "HEAD"):
+            raise not_found(path)
+        elif path in _MANAGEMENT:
+            await self.management.get(exchange)
+        else:
+            await self.management.get_models(exchange, self._authenticate(exchange))
 
     async def _relay(self, exchange: HttpExchange) -> None:
         path = exchange.scope["path"]
@@ -81,16 +87,34 @@ class Gateway:
             account.end(error)
 
     async def _answer(self, exchange: HttpExchange, account: Account) -> None:
+        client = self._authenticate(exchange)
+        account.client = client.full_name if client is not None else ""
         body = await exchange.body(_MAX_VALUES)
         call = calls.read(exchange.scope["path"], body)
-        model = self.table.served(call.model)
-        account.model, account.stream = model.name, call.stream
-        headers = {
-            name.decode(): value.decode("latin-1")
-            for name, value in exchange.scope["headers"]
-            if name in REQUEST_HEADERS
-        }
+        given = {name.decode("latin-1"): value.decode("latin-1") for name, value in exchange.scope["headers"]}
+        destination = self.dispatcher.destination(call, given, client)
+        account.model, account.stream = destination.model, call.stream
+        account.deployment = destination.replicas.name
+        if destination.served_name != call.model:
+            body = calls.with_model(body, call.model, destination.served_name)
+        headers = {name: value for name, value in given.items() if name in REQUEST_HEADERS}
         headers["x-request-id"] = exchange.request_id
-        request = UpstreamRequest(exchange.scope["path"], headers, body, call.stream, call.model)
+        request = UpstreamRequest(
+            exchange.scope["path"], headers, body, call.stream, call.model, _identity(client)
+        )
         facts = RequestFacts(call.model, call.prompt, call.user, call.cache_salt, exchange.scope["headers"])
-        await exchange.run(self.relay.relay(exchange, model, request, facts, account), self.drain.cut)
+        await exchange.run(self.relay.relay(exchange, destination, request, facts, account), self.drain.cut)
+
+    def _authenticate(self, exchange: HttpExchange) -> LLMClient | None:
+        """Whose request it is, before anything else of it is read."""
+        if not self.management.is_ready():
+            raise overloaded("starting", "The gateway is starting; ask again.", RETRY_AFTER_SECONDS)
+        given = [value for name, value in exchange.scope["headers"] if name == b"authorization"]
+        client = self.dispatcher.client(given[0] if len(given) == 1 else b"")
+        exchange.client = client.full_name if client is not None else ""
+        return client
+
+
+def _identity(client: LLMClient | None) -> Identity:
+    """What replicas take a client for: each has a cache of its own."""
+    return Identity() if client is None else Identity(client.full_name, cache_scope=client.full_name)

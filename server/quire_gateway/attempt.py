@@ -49,8 +49,7 @@ class UpstreamRequest:
 class Upstream:
     """The connections to all replicas."""
 
-    def __init__(self, timeouts: Timeouts, signer: RequestSigner | None = None) -> None:
-        self.timeouts = timeouts
+    def __init__(self, signer: RequestSigner | None = None) -> None:
         self._signer = signer
         self._pooled = _session(aiohttp.TCPConnector(limit=0, keepalive_timeout=_POOL_SECONDS))
         self._single = _session(aiohttp.TCPConnector(limit=0, force_close=True))
@@ -99,10 +98,11 @@ async def _note_reused(
 class Attempt:
     """An async context manager: what has begun in it is ended with it."""
 
-    def __init__(self, upstream: Upstream, model: Model, replica: Replica) -> None:
+    def __init__(self, upstream: Upstream, model: Model, replica: Replica, timeouts: Timeouts) -> None:
         self.is_reused = False  # the connection; set by the trace
         self.verdict = Verdict.UNKNOWN
         self._upstream = upstream
+        self._timeouts = timeouts
         self.model = model
         self._replica = replica
         self._response: aiohttp.ClientResponse | None = None
@@ -126,8 +126,7 @@ class Attempt:
 
     async def ask(self, request: UpstreamRequest) -> aiohttp.ClientResponse:
         """Send the request; returns with the head of the answer. Raises AttemptError."""
-        timeouts = self._upstream.timeouts
-        seconds = timeouts.first_byte if request.stream else timeouts.whole
+        seconds = self._timeouts.first_byte if request.stream else self._timeouts.whole
         try:
             async with asyncio.timeout(seconds):
                 self._response = await self._ask(request)
@@ -161,8 +160,7 @@ class Attempt:
             return await self._response.content.readany()
         except aiohttp.ClientError as error:
             if self._is_late:
-                idle = self._upstream.timeouts.idle
-                raise self._failed("idle", f"it sent nothing for {idle:g} s") from None
+                raise self._failed("idle", f"it sent nothing for {self._timeouts.idle:g} s") from None
             raise self._failed("cut", f"the answer was cut: {error!r}") from None
         finally:
             self._reading_since = None
@@ -178,7 +176,7 @@ class Attempt:
         """Close the connection where the replica is silent: while it is waited for, not while the client
         reads. A timer of its own for each part would cost more than the part.
         """
-        idle = self._upstream.timeouts.idle
+        idle = self._timeouts.idle
         since = self._reading_since
         if since is not None and loop.time() - since >= idle:
             self._is_late = True

@@ -1,4 +1,4 @@
-"""Lists and watches of the Kubernetes API, over plain aiohttp with the pod's ServiceAccount.
+"""Lists, watches and writes of the Kubernetes API, over plain aiohttp with the pod's ServiceAccount.
 
 Token and CA are read again and again, because the kubelet renews both. Knows no kind of object.
 """
@@ -33,6 +33,10 @@ class KubeError(Exception):
     """The API server refused, or said what is no answer to the request."""
 
 
+class MissingError(KubeError):
+    """There is nothing at this path."""
+
+
 @dataclass(frozen=True)
 class KubeApi:
     """The API server, and the directory with this pod's credentials."""
@@ -63,7 +67,7 @@ class Connection:
         query = {"labelSelector": selector, "limit": _PAGE}
         timeout = aiohttp.ClientTimeout(total=_LIST_SECONDS, sock_connect=_CONNECT_SECONDS)
         while True:
-            async with self._get(path, query, timeout) as response:
+            async with self._request("GET", path, timeout, query) as response:
                 answer = _object(await response.read())
             items += answer.get("items") or []
             metadata = answer.get("metadata") or {}
@@ -81,27 +85,44 @@ class Connection:
             "timeoutSeconds": str(WATCH_SECONDS),
         }
         timeout = aiohttp.ClientTimeout(total=WATCH_SECONDS + _LATE_SECONDS, sock_connect=_CONNECT_SECONDS)
-        async with self._get(path, query, timeout) as response:
+        async with self._request("GET", path, timeout, query) as response:
             rest = b""
             async for data in response.content.iter_any():
                 *lines, rest = (rest + data).split(b"\n")
                 for line in filter(None, lines):
                     yield _event(line)
 
+    async def send(
+        self, method: str, path: str, body: Mapping[str, Any] | None = None, content_type: str = ""
+    ) -> None:
+        """One request that changes something."""
+        timeout = aiohttp.ClientTimeout(total=_LIST_SECONDS, sock_connect=_CONNECT_SECONDS)
+        data = None if body is None else orjson.dumps(body)
+        async with self._request(method, path, timeout, data=data, content_type=content_type):
+            pass
+
     @contextlib.asynccontextmanager
-    async def _get(
-        self, path: str, query: Mapping[str, str], timeout: aiohttp.ClientTimeout
+    async def _request(
+        self,
+        method: str,
+        path: str,
+        timeout: aiohttp.ClientTimeout,
+        query: Mapping[str, str] | None = None,
+        *,
+        data: bytes | None = None,
+        content_type: str = "",
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        headers = {"accept": "application/json"}
+        headers = {"accept": "application/json"} | ({"content-type": content_type} if content_type else {})
         with contextlib.suppress(FileNotFoundError):  # an API server that asks for none, behind kubectl proxy
             headers["authorization"] = f"Bearer {self._token.read_text(encoding='ascii').strip()}"
-        async with self._session.get(
-            self._url + path, params=query, headers=headers, timeout=timeout
+        async with self._session.request(
+            method, self._url + path, params=query, data=data, headers=headers, timeout=timeout
         ) as response:
             if response.status == 410:
                 raise GoneError
-            if response.status != 200:
-                raise KubeError(f"{path}: HTTP {response.status} {(await response.text())[:200]}")
+            if not response.ok:
+                kind = MissingError if response.status == 404 else KubeError
+                raise kind(f"{path}: HTTP {response.status} {(await response.text())[:200]}")
             yield response
 
 

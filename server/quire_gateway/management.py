@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from urllib.parse import unquote
 
+from quire_gateway.dispatch import Dispatcher
 from quire_gateway.informer import Informer
+from quire_gateway.llm_client import LLMClient
 from quire_gateway.metrics import Metrics
-from quire_gateway.replicas import ReplicaTable
 from quire_http.drain import Drain
+from quire_http.errors import ApiError
 from quire_http.exchange import HttpExchange
 
 PREFIX = "/v1/models"
@@ -18,39 +20,56 @@ class Management:
     """The routes for GET."""
 
     def __init__(
-        self, table: ReplicaTable, metrics: Metrics, drain: Drain, informers: Sequence[Informer], created: int
+        self,
+        dispatcher: Dispatcher,
+        metrics: Metrics,
+        drain: Drain,
+        informers: Sequence[Informer],
+        created: int,
     ) -> None:
-        self._table = table
+        self._dispatcher = dispatcher
         self._metrics = metrics
         self._drain = drain
         self._informers = informers
         self._created = created
 
-    async def get(self, exchange: HttpExchange) -> bool:
-        """Answer; False where there is nothing at this path. Raises ApiError."""
+    async def get(self, exchange: HttpExchange) -> None:
+        """Answer probes and scrapes, which need no key."""
         path = exchange.scope["path"]
         if path == "/healthz":
             await exchange.json({"ok": True})
         elif path == "/readyz":
-            reason = self._not_ready()
+            reason = "Draining" if self._drain.begun else self._missing()
             await exchange.json({"ok": not reason, "reason": reason}, 503 if reason else 200)
-        elif path == "/metrics":
+        else:
             text, kind = self._metrics.exposition()
             await exchange.whole(200, text, kind)
-        elif path == PREFIX:
-            cards = [self._card(one.name) for one in self._table.models()]
+
+    async def get_models(self, exchange: HttpExchange, client: LLMClient | None) -> None:
+        """Answer which models this client may ask for. Raises ApiError."""
+        path = exchange.scope["path"]
+        if path == PREFIX:
+            cards = [self._card(name) for name in self._dispatcher.models(client)]
             await exchange.json({"object": "list", "data": cards})
         elif path.startswith(f"{PREFIX}/"):
             name = unquote(path.removeprefix(f"{PREFIX}/"))
-            await exchange.json(self._card(self._table.served(name).name))
+            self._dispatcher.require(name, client)
+            await exchange.json(self._card(name))
         else:
-            return False
-        return True
+            raise not_found(path)
 
-    def _not_ready(self) -> str:
-        if self._drain.begun:
-            return "Draining"
-        return "" if all(one.has_listed for one in self._informers) else "NoEndpointSlices"
+    def is_ready(self) -> bool:
+        """Whether all kinds of objects were listed once: before, nothing is known of keys."""
+        return not self._missing()
+
+    def _missing(self) -> str:
+        """The first kind that was not listed yet."""
+        return next((f"No {one.kind.plural}" for one in self._informers if not one.has_listed), "")
 
     def _card(self, name: str) -> dict[str, object]:
         return {"id": name, "object": "model", "created": self._created, "owned_by": "quire"}
+
+
+def not_found(path: str) -> ApiError:
+    """There is nothing at a path."""
+    return ApiError(404, f"There is no {path}.", code="not_found")

@@ -25,7 +25,10 @@ class Metrics:
     def __init__(self, table: ReplicaTable, clock: Callable[[], float] = time.monotonic) -> None:
         self.registry = registry = CollectorRegistry()
         self._requests = Counter(
-            "gateway_requests", "Requests by how they ended.", ["model", "status"], registry=registry
+            "gateway_requests",
+            "Requests by how they ended.",
+            ["model", "client", "status"],
+            registry=registry,
         )
         self._picks = Counter(
             "gateway_picks", "Replicas chosen, by reason.", ["model", "reason"], registry=registry
@@ -63,10 +66,10 @@ class Metrics:
         """A request is relayed."""
         self._in_flight.inc()
 
-    def ended(self, model: str, status: str, seconds: float, first_byte: float | None) -> None:
+    def ended(self, model: str, client: str, status: str, seconds: float, first_byte: float | None) -> None:
         """It is over."""
         self._in_flight.dec()
-        self._requests.labels(model, status).inc()
+        self._requests.labels(model, client, status).inc()
         if first_byte is not None:
             self._ttft.labels(model).observe(first_byte)
             self._seconds.labels(model).observe(seconds)

@@ -15,6 +15,7 @@ import orjson
 
 from quire_gateway.accounting import Account
 from quire_gateway.attempt import Attempt, AttemptError, Upstream, UpstreamRequest
+from quire_gateway.dispatch import Destination
 from quire_gateway.events import WholeEvents
 from quire_gateway.metrics import Metrics
 from quire_gateway.outlier_detection import Verdict
@@ -23,9 +24,8 @@ from quire_gateway.routing.router import Pick, RequestFacts
 from quire_http.errors import ApiError, overloaded
 from quire_http.exchange import HttpExchange
 
-MAX_ATTEMPTS = 3
 #: Of a request's headers those that go to a replica; the body's length and the request's id besides.
-REQUEST_HEADERS = (b"accept", b"content-type", b"traceparent", b"tracestate", b"x-quire-token-timing")
+REQUEST_HEADERS = frozenset(("accept", "content-type", "traceparent", "tracestate", "x-quire-token-timing"))
 #: Of an answer's headers those that go to the client.
 RESPONSE_HEADERS = frozenset(
     (
@@ -71,27 +71,28 @@ class Relay:
     async def relay(
         self,
         exchange: HttpExchange,
-        model: Model,
+        destination: Destination,
         request: UpstreamRequest,
         facts: RequestFacts,
         account: Account,
     ) -> None:
         """Answer the request. Raises ApiError where no replica does."""
-        model.retries.add_request()
+        model, retries = destination.replicas, destination.retries
+        retries.add_request()
         failure: AttemptError | None = None
         tried: list[str] = account.replicas
-        while len(tried) < MAX_ATTEMPTS:
+        while len(tried) < destination.attempts:
             choice = model.router.pick(facts, model.candidates(tried), self._clock())
             if choice is None:
                 break
             if failure is not None:
-                if not model.retries.take_retry():
+                if not retries.take_retry():
                     break
                 self._metrics.retried(model.name, failure.reason)
             self._metrics.picked(model.name, choice.reason)
             tried.append(choice.replica.endpoint.uid)
             try:
-                async with Attempt(self._upstream, model, choice.replica) as attempt:
+                async with Attempt(self._upstream, model, choice.replica, destination.timeouts) as attempt:
                     await self._attempt(exchange, attempt, request, account)
                 self._learn(model, choice, account)
                 return

@@ -13,7 +13,6 @@ from quire_gateway.outlier_detection import OutlierDetection
 from quire_gateway.replica import Endpoint, Replica
 from quire_gateway.retry_budget import RetryBudget
 from quire_gateway.routing.router import Router
-from quire_http.errors import ApiError
 
 LABEL_MODEL = "serving.quire.dev/name"
 LABEL_SERVICE = "kubernetes.io/service-name"
@@ -69,27 +68,27 @@ class ReplicaTable:
         self._slices: dict[tuple[str, str], dict[str, dict[str, Endpoint]]] = {}  # by model, then by slice
         self._models: dict[tuple[str, str], Model] = {}
 
-    def model(self, name: str) -> Model | None:
-        """The model of this name."""
-        places = ((namespace, name) for namespace in self._namespaces)
-        return next((self._models[place] for place in places if place in self._models), None)
+    def at(self, place: tuple[str, str]) -> Model | None:
+        """The model of the LLMDeployment with this namespace and name."""
+        return self._models.get(place)
 
-    def served(self, name: str) -> Model:
-        """The same. Raises a 404 that names the models there are."""
-        if (model := self.model(name)) is None:
-            there = ", ".join(one.name for one in self.models()) or "none"
-            raise ApiError(
-                404,
-                f"The model {name!r} is not served here; there is {there}.",
-                param="model",
-                code="model_not_found",
-            )
-        return model
+    def place(self, name: str) -> tuple[str, str] | None:
+        """The namespace and the name of the LLMDeployment that is served under this name."""
+        places = ((namespace, name) for namespace in self._namespaces)
+        return next((place for place in places if place in self._models), None)
+
+    def places(self) -> set[tuple[str, str]]:
+        """Of every LLMDeployment."""
+        return set(self._models)
+
+    def ready_places(self) -> set[tuple[str, str]]:
+        """Of those that have a ready replica."""
+        return {place for place, model in self._models.items() if model.replicas}
 
     def models(self) -> list[Model]:
         """Those that can be asked for, by name."""
         names = sorted({name for _, name in self._models})
-        return [model for name in names if (model := self.model(name)) is not None]
+        return [self._models[place] for name in names if (place := self.place(name)) is not None]
 
     def all_models(self) -> Iterable[Model]:
         """Those of every namespace."""

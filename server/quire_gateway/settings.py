@@ -38,7 +38,7 @@ class Settings:
     seed: bytes = field(default_factory=lambda: secrets.token_bytes(32), repr=False)  # of digests of prompts
     peer_service: str = ""  # the headless Service of all gateways; empty: there are no others to tell
     peer_port: int = 8082
-    pod_namespace: str = ""
+    pod_namespace: str = ""  # where its Lease is; empty: it has none, and writes no status
     pod_name: str = ""
     signing_key: Path | None = None  # none: requests are not signed
     health_port: int = 8001  # of the replicas, where a Service has no port of the name `health`
@@ -46,6 +46,7 @@ class Settings:
     drain_seconds: float = 120.0
     pre_stop_seconds: float = 0.0
     max_connection_age: float = math.inf
+    require_keys: bool = False  # also where there is no LLMClient
     log_level: str = "info"
 
     @classmethod
@@ -88,6 +89,7 @@ class Settings:
             drain_seconds=read.number("GATEWAY_DRAIN_SECONDS", cls.drain_seconds),
             pre_stop_seconds=read.number("GATEWAY_PRE_STOP_SECONDS", cls.pre_stop_seconds),
             max_connection_age=read.number("GATEWAY_MAX_CONNECTION_AGE_SECONDS", cls.max_connection_age),
+            require_keys=read.switch("GATEWAY_REQUIRE_KEYS", cls.require_keys),
             log_level=level,
         )
 
@@ -101,6 +103,13 @@ class _Reader:
     def text(self, name: str, default: str) -> str:
         """A text; an empty one is none."""
         return self._environ.get(f"QUIRE_{name}", "").strip() or default
+
+    def switch(self, name: str, default: bool) -> bool:
+        """True or false. Raises SettingsError."""
+        text = self.text(name, "true" if default else "false").lower()
+        if text not in ("true", "false"):
+            raise SettingsError(f"QUIRE_{name}={text!r}: use true or false")
+        return text == "true"
 
     def number(self, name: str, default: float, most: float = math.inf) -> float:
         """A number that is not negative. Raises SettingsError."""

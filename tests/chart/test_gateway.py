@@ -28,6 +28,14 @@ from tests.chart.helm import (
 )
 from tests.chart.test_rights import granted
 
+KINDS = ("llmroutes", "llmclients", "llmdeployments")
+RIGHTS = {
+    ("discovery.k8s.io", "endpointslices"): {"list", "watch"},
+    **{("serving.quire.dev", kind): {"list", "watch"} for kind in KINDS},
+    **{("serving.quire.dev", f"{kind}/status"): {"patch"} for kind in KINDS[:2]},
+}
+LEASES = {("coordination.k8s.io", "leases"): {"create", "patch", "list", "watch", "delete"}}
+
 NAME = "quire-gateway"
 WITH_GATEWAY = ("gateway", "one gateway", "prometheus", "bare", "everything")
 
@@ -135,14 +143,14 @@ def test_the_service_the_autoscaler_and_the_budget_are_of_the_gateway_s_pods() -
     }
 
 
-def test_it_may_watch_the_endpoints_of_its_namespaces_and_nothing_else() -> None:
+def test_it_may_watch_its_kinds_write_their_status_and_leases_in_its_own_namespace_and_nothing_else() -> None:
     bodies = ours(render(*GATEWAY, "--set", "gateway.namespaces={team-a,team-b}"))
     roles, bindings = of_kind(bodies, "Role"), of_kind(bodies, "RoleBinding")
 
     assert of_kind(bodies, "ClusterRole") == []
     assert [role["metadata"]["namespace"] for role in roles] == ["team-a", "team-b", "quire-system"]
     for role, binding in zip(roles, bindings, strict=True):
-        assert granted(role) == {("discovery.k8s.io", "endpointslices"): {"list", "watch"}}
+        assert granted(role) == RIGHTS | (LEASES if role["metadata"]["namespace"] == "quire-system" else {})
         assert binding["metadata"]["namespace"] == role["metadata"]["namespace"]
         (subject,) = binding["subjects"]
         assert (subject["name"], subject["namespace"]) == (NAME, "quire-system")

@@ -122,7 +122,7 @@ def test_values_and_their_schema_have_the_same_fields() -> None:
     compare(values, schema, "")
 
 
-@pytest.mark.parametrize("plural", ["llmdeployments", "acceleratorprofiles"])
+@pytest.mark.parametrize("plural", ["llmdeployments", "acceleratorprofiles", "llmroutes", "llmclients"])
 def test_the_rendered_crds_equal_the_canonical_ones_and_are_kept_on_uninstall(plural: str) -> None:
     kind, name = "CustomResourceDefinition", f"{plural}.serving.quire.dev"
     canonical = yaml.safe_load((ROOT / "crds" / f"{plural}.yaml").read_text(encoding="utf-8"))

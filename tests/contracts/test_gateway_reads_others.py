@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+from typing import Any
 
-from e2e.api.specs import DISAGGREGATED
-from quire_gateway import relay, replicas
+import pytest
+
+from e2e.api import gateway_kinds
+from e2e.api.specs import DISAGGREGATED, MINIMAL, ROOT, Body, merged
+from quire_gateway import llm_client, llm_route, relay, replicas
 from quire_gateway.load_poller import total_load
 from quire_gateway.openai import calls
 from quire_gateway.routing.by_load import RoundRobin
+from quire_gateway.routing_table import resolve
 from quire_gateway.settings import Settings
 from quire_operator import names, resources, spec
 from quire_operator.settings import Settings as OperatorSettings
@@ -63,3 +69,55 @@ def test_the_load_in_a_servers_status_is_read() -> None:
 def test_the_relayed_paths_are_routes_of_the_server() -> None:
     served = {getattr(route, "path", "") for route in routes.router.routes}
     assert set(calls.PATHS) <= served
+
+
+STORED = {"uid": "u", "creationTimestamp": "2026-01-01T00:00:00Z"}
+
+
+def read_of(body: Body) -> Any:
+    stored = merged(body, {"metadata": STORED})
+    return (llm_route if body["kind"] == "LLMRoute" else llm_client).parse(stored)
+
+
+def without(value: Any) -> list[Any]:
+    """The same document once for each of its fields, without that field."""
+    if isinstance(value, dict):
+        less = [{name: inner for name, inner in value.items() if name != gone} for gone in value]
+        return less + [{**value, name: one} for name, inner in value.items() for one in without(inner)]
+    if isinstance(value, list):
+        return [[*value[:i], one, *value[i + 1 :]] for i, inner in enumerate(value) for one in without(inner)]
+    return []
+
+
+@pytest.mark.parametrize("body", [gateway_kinds.ROUTE, gateway_kinds.CLIENT], ids=lambda body: body["kind"])
+def test_every_field_of_a_route_and_of_a_client_is_read(body: Body) -> None:
+    """An option that nothing reads promises what does not happen."""
+    whole = read_of(body)
+    for less in without(body["spec"]):
+        try:
+            assert read_of({**body, "spec": less}) != whole, less
+        except llm_route.ObjectError:
+            continue  # it is required
+
+
+def test_defaults_of_the_api_server_are_those_of_the_gateway() -> None:
+    properties = gateway_kinds.SCHEMAS["llmroutes"]["properties"]["spec"]["properties"]
+    for name, ours in (("reliability", llm_route.Reliability()), ("killSwitch", llm_route.KillSwitch())):
+        theirs = [field["default"] for field in properties[name]["properties"].values() if "default" in field]
+        assert theirs == [one for one in dataclasses.astuple(ours) if one is not None]
+    target = properties["rules"]["items"]["properties"]["targets"]["items"]["properties"]
+    assert target["weight"]["default"] == llm_route.Target("x").weight
+
+
+def test_the_names_of_an_llmdeployment_are_the_operators() -> None:
+    body = merged(MINIMAL, {"spec": {"model": {"servedName": "org/m", "aliases": ["a"]}}})
+    for one in (MINIMAL, body):
+        model = spec.parse(one)
+        (names,) = resolve([], [], [one]).served_names.values()
+        assert names == model.served_names
+
+
+@pytest.mark.parametrize("plural", gateway_kinds.CRDS)
+def test_the_charts_crd_is_this_crd(plural: str) -> None:
+    copy = ROOT / "charts" / "quire" / "files" / f"{plural}.yaml"
+    assert copy.read_bytes() == (ROOT / "crds" / f"{plural}.yaml").read_bytes(), f"copy crds/ to {copy}"

@@ -11,11 +11,19 @@ from urllib.parse import parse_qs, urlsplit
 NAMESPACE = "models"
 
 
+def llm_object(kind, name, spec, *, created="2026-01-01T00:00:00Z", namespace=NAMESPACE, generation=1):
+    """An LLMRoute, LLMClient or LLMDeployment as the API server stores it."""
+    metadata = {"name": name, "namespace": namespace, "uid": f"uid-{name}", "generation": generation}
+    metadata["creationTimestamp"] = created
+    return {"apiVersion": "serving.quire.dev/v1alpha1", "kind": kind, "metadata": metadata, "spec": spec}
+
+
 def endpoint_slice(name, endpoints, *, model="tiny", port=8000, health_port=None, service=None):
     """A slice as Kubernetes writes it. ``endpoints``: by the pod's UID its address, or the whole endpoint."""
     ports = [{"name": "http", "port": port}]
     ports += [{"name": "health", "port": health_port}] if health_port else []
     return {
+        "kind": "EndpointSlice",
         "metadata": {
             "name": name,
             "namespace": NAMESPACE,
@@ -40,11 +48,13 @@ def endpoint_slice(name, endpoints, *, model="tiny", port=8000, health_port=None
 
 
 class KubeStub:
-    """A context manager. `put` and `remove` change slices; `close` makes it unreachable."""
+    """A context manager. `put` and `remove` change objects; `close` makes it unreachable. Custom kinds
+    are not installed until there is an object of them.
+    """
 
     def __init__(self):
-        self.slices = {}
-        self.requests = []  # query strings, in their order
+        self.objects = {"endpointslices": {}}  # by the plural of their kind, then by name
+        self.requests = []  # query strings of those for slices, in their order
         self.oldest = 0  # watches from before are 410
         self._events = []
         self._version = 10
@@ -71,18 +81,19 @@ class KubeStub:
         self._server.server_close()
 
     def put(self, body):
-        name = body["metadata"]["name"]
-        self._change("MODIFIED" if name in self.slices else "ADDED", name, body)
+        plural, name = f"{body['kind'].lower()}s", body["metadata"]["name"]
+        known = self.objects.setdefault(plural, {})
+        self._change("MODIFIED" if name in known else "ADDED", plural, name, body)
 
-    def remove(self, name):
-        self._change("DELETED", name, self.slices[name])
+    def remove(self, name, plural="endpointslices"):
+        self._change("DELETED", plural, name, self.objects[plural][name])
 
     def bookmark(self):
         """Tell the watches a version without a change."""
         with self._changed:
             self._version += 1
             body = {"kind": "EndpointSlice", "metadata": {"resourceVersion": str(self._version)}}
-            self._events.append((self._version, "BOOKMARK", body))
+            self._events.append((self._version, "BOOKMARK", "endpointslices", body))
             self._changed.notify_all()
 
     def expire(self):
@@ -91,34 +102,38 @@ class KubeStub:
             self._version += 1
             self.oldest = self._version
             status = {"kind": "Status", "code": 410, "reason": "Expired"}
-            self._events.append((self._version, "ERROR", status))
+            self._events.append((self._version, "ERROR", "endpointslices", status))
             self._changed.notify_all()
 
     def forget(self, name, body):
         """Change a slice without an event."""
         self._version += 1
-        self.slices[name] = body
+        self.objects["endpointslices"][name] = body
 
-    def _change(self, kind, name, body):
+    def _change(self, kind, plural, name, body):
         with self._changed:
             self._version += 1
             body = {**body, "metadata": {**body["metadata"], "resourceVersion": str(self._version)}}
-            self.slices[name] = body
+            self.objects[plural][name] = body
             if kind == "DELETED":
-                del self.slices[name]
-            self._events.append((self._version, kind, body))
+                del self.objects[plural][name]
+            self._events.append((self._version, kind, plural, body))
             self._changed.notify_all()
 
-    def listed(self):
+    def listed(self, plural):
         with self._changed:
             metadata = {"resourceVersion": str(self._version)}
-            return {"kind": "EndpointSliceList", "metadata": metadata, "items": list(self.slices.values())}
+            return {"kind": "List", "metadata": metadata, "items": list(self.objects[plural].values())}
 
-    def events_since(self, version):
+    def events_since(self, version, plural):
         """Waits for the first; none when the stub is closed."""
+
+        def since():
+            return [each for each in self._events if each[0] > version and each[2] == plural]
+
         with self._changed:
-            self._changed.wait_for(lambda: not self.is_open or self._version > version)
-            return [each for each in self._events if each[0] > version] if self.is_open else []
+            self._changed.wait_for(lambda: not self.is_open or since())
+            return since() if self.is_open else []
 
 
 def _handler(stub):
@@ -126,14 +141,19 @@ def _handler(stub):
         protocol_version = "HTTP/1.1"
 
         def do_GET(self):
-            query = {key: values[0] for key, values in parse_qs(urlsplit(self.path).query).items()}
-            stub.requests.append(query)
-            if "watch" not in query:
-                self._json(200, stub.listed())
+            parts = urlsplit(self.path)
+            plural = parts.path.rpartition("/")[2]
+            query = {key: values[0] for key, values in parse_qs(parts.query).items()}
+            if plural == "endpointslices":
+                stub.requests.append(query)
+            if plural not in stub.objects:
+                self._json(404, {"kind": "Status", "code": 404})
+            elif "watch" not in query:
+                self._json(200, stub.listed(plural))
             elif int(query["resourceVersion"]) < stub.oldest:
                 self._json(410, {"kind": "Status", "code": 410})
             else:
-                self._watch(int(query["resourceVersion"]))
+                self._watch(int(query["resourceVersion"]), plural)
 
         def _json(self, status, body):
             text = json.dumps(body).encode()
@@ -143,13 +163,13 @@ def _handler(stub):
             self.end_headers()
             self.wfile.write(text)
 
-        def _watch(self, version):
+        def _watch(self, version, plural):
             self.send_response(200)
             self.send_header("transfer-encoding", "chunked")
             self.end_headers()
-            while events := stub.events_since(version):
+            while events := stub.events_since(version, plural):
                 version = events[-1][0]
-                for _, kind, body in events:
+                for _, kind, _, body in events:
                     line = json.dumps({"type": kind, "object": body}).encode() + b"\n"
                     self.wfile.write(b"%x\r\n%b\r\n" % (len(line), line))
             self.close_connection = True

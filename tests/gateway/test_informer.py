@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import time
 
-from quire_gateway.informer import Informer
+from quire_gateway.informer import ENDPOINT_SLICES, Informer
 from quire_gateway.kube_api import KubeApi
 from quire_gateway.replicas import ReplicaTable
 from quire_gateway.routing.by_load import RoundRobin
@@ -26,7 +26,7 @@ class World:
 async def informed(kube, directory, resync=300.0):
     (directory / "token").write_text("t0ken")
     table = ReplicaTable((NAMESPACE,), 8001, time.monotonic, RoundRobin)
-    informer = Informer(KubeApi(kube.url, directory), table, NAMESPACE, resync)
+    informer = Informer(KubeApi(kube.url, directory), ENDPOINT_SLICES, table, NAMESPACE, resync)
     running = asyncio.ensure_future(informer.run())
     try:
         yield World(kube, table)

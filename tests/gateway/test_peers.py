@@ -77,8 +77,8 @@ async def eventually(condition, seconds=20.0):
 def test_what_one_gateway_chose_another_one_expects():
     async def scenario():
         outbox = Outbox()
-        mine, others = table_of(outbox).served("tiny"), table_of(Outbox())
-        theirs = others.served("tiny")
+        mine, others = table_of(outbox).at((NAMESPACE, "tiny")), table_of(Outbox())
+        theirs = others.at((NAMESPACE, "tiny"))
         peers = Peers("me")
         async with receiving(others) as port, sending(peers, outbox):
             peers.put(peer(port))
@@ -110,7 +110,7 @@ def test_what_is_no_message_of_a_gateway_changes_nothing(path, message, status):
         async with receiving(table) as port, httpx.AsyncClient() as client:
             answer = await client.post(f"http://127.0.0.1:{port}{path}", content=message)
             assert answer.status_code == status
-            assert len(table.served("tiny").router.index) == 0
+            assert len(table.at((NAMESPACE, "tiny")).router.index) == 0
 
     asyncio.run(scenario())
 
@@ -172,7 +172,7 @@ def test_a_peer_that_never_answers_gets_no_second_message_meanwhile_and_others_g
 
         hung = await asyncio.start_server(hang, "127.0.0.1", 0)
         table, peers = table_of(Outbox()), Peers("me")
-        index = table.served("tiny").router.index
+        index = table.at((NAMESPACE, "tiny")).router.index
         started = time.monotonic()
         async with receiving(table) as port, sending(peers, outbox):
             peers.put(peer(port))

@@ -8,7 +8,6 @@ from quire_gateway.outlier_detection import CONSECUTIVE_FAILURES, Verdict
 from quire_gateway.replica import STALE_SECONDS
 from quire_gateway.replicas import ReplicaTable
 from quire_gateway.routing.by_load import LeastLoad
-from quire_http.errors import ApiError
 from tests.gateway.kube_stub import NAMESPACE, endpoint_slice
 
 
@@ -23,7 +22,7 @@ def endpoint(address="10.0.0.1", uid="a", **conditions):
 
 
 def uids(table, model="tiny"):
-    return set(table.served(model).replicas)
+    return set(table.at(table.place(model)).replicas)
 
 
 @pytest.mark.parametrize(
@@ -44,11 +43,11 @@ def test_the_endpoints_of_several_slices_are_one_model_and_a_pod_in_two_of_them_
 
 def test_a_pod_keeps_its_counts_whatever_happens_to_slices(table):
     table.put(endpoint_slice("s1", {"a": "10.0.0.1"}))
-    table.served("tiny").replicas["a"].in_flight = 3
+    table.at((NAMESPACE, "tiny")).replicas["a"].in_flight = 3
     table.put(endpoint_slice("s2", {"a": "10.0.0.1", "b": "10.0.0.2"}))
     table.remove(endpoint_slice("s1", {}))
     table.replace([endpoint_slice("s3", {"a": "10.0.0.1"})], NAMESPACE)
-    assert {uid: one.in_flight for uid, one in table.served("tiny").replicas.items()} == {"a": 3}
+    assert {uid: one.in_flight for uid, one in table.at((NAMESPACE, "tiny")).replicas.items()} == {"a": 3}
 
 
 def test_slices_of_other_services_of_an_llmdeployment_are_not_for_clients(table):
@@ -61,9 +60,7 @@ def test_a_model_without_ready_pods_is_known_and_one_without_slices_is_not(table
     table.put(endpoint_slice("s", {}))
     assert uids(table) == set()
     table.remove(endpoint_slice("s", {}))
-    with pytest.raises(ApiError) as refused:
-        table.served("tiny")
-    assert (refused.value.status, refused.value.code) == (404, "model_not_found")
+    assert table.place("tiny") is None
 
 
 def test_of_two_models_with_one_name_the_one_in_the_first_namespace_is_served(table):
@@ -99,7 +96,7 @@ def test_the_load_of_others_counts_until_it_is_old(table, clock):
 
 def test_ejected_replicas_get_requests_only_where_no_other_is_left(table):
     table.put(endpoint_slice("s", {"a": "10.0.0.1", "b": "10.0.0.2"}))
-    model = table.served("tiny")
+    model = table.at((NAMESPACE, "tiny"))
     for _ in range(CONSECUTIVE_FAILURES):
         model.outliers.end("a", Verdict.FAILURE, model.replicas)
     assert [one.endpoint.uid for one in model.candidates(())] == ["b"]

@@ -80,6 +80,13 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 - apiGroups: [discovery.k8s.io]
   resources: [endpointslices]
   verbs: [list, watch]
+# What clients may ask for; status says what was applied.
+- apiGroups: [serving.quire.dev]
+  resources: [llmroutes, llmclients, llmdeployments]
+  verbs: [list, watch]
+- apiGroups: [serving.quire.dev]
+  resources: [llmroutes/status, llmclients/status]
+  verbs: [patch]
 {{- end }}
 
 {{- /* repository@digest, or repository:tag; called with (list root "image", "engineImage" or "gateway.image") */ -}}

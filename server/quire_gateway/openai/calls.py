@@ -5,8 +5,9 @@ The body itself goes to the replica as it came, so that a field is never lost fo
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
@@ -29,6 +30,13 @@ class Call:
     prompt: tuple[str, ...] = ()  # its parts in their order; a message is its role and its text
     user: str = ""
     cache_salt: str = ""
+    #: How many of these parts there are up to the first message of the user; None: all are.
+    num_opening: int | None = field(default=None, compare=False)
+
+    @property
+    def opening(self) -> tuple[str, ...]:
+        """What a conversation begins with, which its later requests begin with as well."""
+        return self.prompt[: self.num_opening]
 
 
 def read(path: str, body: bytes | bytearray) -> Call:
@@ -44,14 +52,19 @@ def read(path: str, body: bytes | bytearray) -> Call:
         raise bad_field("model", "is required")
     if not isinstance(model, str):
         raise bad_field("model", "must be a string")
-    return Call(
-        model,
-        document.get("stream") is True,
-        _max_tokens(document),
-        tuple(_chat(document) if path == CHAT else _texts(document.get("prompt"))),
-        _text(document.get("user")),
-        _text(document.get("cache_salt")),
-    )
+    common = (model, document.get("stream") is True, _max_tokens(document))
+    user, salt = _text(document.get("user")), _text(document.get("cache_salt"))
+    if path != CHAT:
+        return Call(*common, tuple(_texts(document.get("prompt"))), user, salt)
+    prompt, num_opening = _chat(document)
+    return Call(*common, prompt, user, salt, num_opening)
+
+
+def with_model(body: bytes | bytearray, asked: str, served: str) -> bytes | bytearray:
+    """The body with another name of the model; nothing else of it changes, if the name stands there once."""
+    field = rb'("model"\s*:\s*)' + re.escape(orjson.dumps(asked))
+    changed, times = re.subn(field, lambda match: match[1] + orjson.dumps(served), body, count=2)
+    return changed if times == 1 else orjson.dumps({**orjson.loads(body), "model": served})
 
 
 def _text(value: object) -> str:
@@ -65,12 +78,18 @@ def _max_tokens(document: dict[str, Any]) -> int | None:
     return None
 
 
-def _chat(document: dict[str, Any]) -> Iterator[str]:
+def _chat(document: dict[str, Any]) -> tuple[tuple[str, ...], int | None]:
+    """The parts of the prompt, and how many of them there are up to the first message of the user."""
+    parts: list[str] = []
+    num_opening: int | None = None
     messages = document.get("messages")
     for message in messages if isinstance(messages, list) else ():
         if isinstance(message, dict):
-            yield str(message.get("role"))
-            yield from _texts(message.get("content"))
+            parts.append(role := str(message.get("role")))
+            parts += _texts(message.get("content"))
+            if role == "user" and num_opening is None:
+                num_opening = len(parts)
+    return tuple(parts), num_opening
 
 
 def _texts(content: object) -> Iterator[str]:

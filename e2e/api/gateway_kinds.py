@@ -1,0 +1,115 @@
+"""LLMRoutes and LLMClients to test with: the CRDs, objects with every field, and cases for every CEL rule.
+
+Used on a real API server against the CRDs, and against what the gateway reads of such objects.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import yaml
+
+from e2e.api.specs import ROOT, Body, merged, schemas
+
+CRDS: dict[str, Body] = {
+    plural: yaml.safe_load((ROOT / "crds" / f"{plural}.yaml").read_text(encoding="utf-8"))
+    for plural in ("llmroutes", "llmclients")
+}
+SCHEMAS: dict[str, Body] = {
+    plural: crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"] for plural, crd in CRDS.items()
+}
+
+ROUTE: Body = {
+    "apiVersion": "serving.quire.dev/v1alpha1",
+    "kind": "LLMRoute",
+    "metadata": {"name": "chat", "namespace": "default"},
+    "spec": {
+        "models": ["org/chat", "chat"],
+        "rules": [
+            {
+                "match": {"maxPromptTokens": 8000, "headers": {"x-team": "search"}},
+                "targets": [{"deployment": "small", "weight": 90}, {"deployment": "next", "weight": 10}],
+            },
+            {"targets": [{"deployment": "large", "weight": 2}]},
+        ],
+        "routing": {"sessionHeader": "x-session-id"},
+        "reliability": {
+            "firstByteTimeoutSeconds": 5,
+            "idleTimeoutSeconds": 7,
+            "attempts": 2,
+            "retryBudgetPercent": 30,
+        },
+        "killSwitch": {"enabled": True, "message": "Closed."},
+    },
+}
+CLIENT: Body = {
+    "apiVersion": "serving.quire.dev/v1alpha1",
+    "kind": "LLMClient",
+    "metadata": {"name": "search", "namespace": "default"},
+    "spec": {"keyHashes": ["0" * 64], "allowedModels": ["org/chat"], "suspended": True},
+}
+LEAST: tuple[Body, ...] = (
+    {**ROUTE, "spec": {"models": ["chat"], "rules": [{"targets": [{"deployment": "small"}]}]}},
+    {**CLIENT, "spec": {"keyHashes": []}},
+)
+
+
+def route(**spec: Any) -> Body:
+    """A route with parts of the spec replaced."""
+    return merged(LEAST[0], {"spec": spec})
+
+
+def client(**spec: Any) -> Body:
+    """A client with parts of the spec replaced."""
+    return merged(LEAST[1], {"spec": spec})
+
+
+def rules() -> list[str]:
+    """Every CEL rule: path#index."""
+    return [
+        f"{path}#{index}"
+        for schema in SCHEMAS.values()
+        for path, inner in schemas(schema)
+        for index, _ in enumerate(inner.get("x-kubernetes-validations", []))
+    ]
+
+
+_TARGETS = [{"deployment": "small"}]
+_SHORT = {"match": {"maxPromptTokens": 1}, "targets": _TARGETS}
+_ANY = {"targets": _TARGETS}
+
+#: By rule: what is accepted, what is refused.
+CASES: dict[str, tuple[tuple[Body, ...], tuple[Body, ...]]] = {
+    "#0": (
+        (merged(LEAST[1], {"metadata": {"name": "x" * 63}}),),
+        (merged(LEAST[1], {"metadata": {"name": "x" * 64}}),),
+    ),
+    "spec.rules#0": (
+        (route(rules=[_SHORT, _ANY]), route(rules=[_SHORT, _SHORT])),
+        (route(rules=[_ANY, _SHORT]), route(rules=[_ANY, _ANY])),
+    ),
+    "spec.rules[].match.headers#0": (
+        (route(rules=[{**_ANY, "match": {"headers": {"x-team": "a"}}}]),),
+        (
+            route(rules=[{**_ANY, "match": {"headers": {"X-Team": "a"}}}]),
+            route(rules=[{**_ANY, "match": {"headers": {"authorization": "a"}}}]),
+        ),
+    ),
+    "spec.rules[].targets#0": (
+        (route(rules=[{"targets": [{"deployment": "a", "weight": 0}, {"deployment": "b"}]}]),),
+        (route(rules=[{"targets": [{"deployment": "a", "weight": 0}]}]),),
+    ),
+}
+
+#: What the schema refuses without a rule.
+REFUSED: tuple[Body, ...] = (
+    route(models=[]),
+    route(models=["a b"]),
+    route(rules=[]),
+    route(rules=[{**_ANY, "match": {}}]),
+    route(rules=[{"targets": [*_TARGETS, *_TARGETS]}]),
+    route(routing={"sessionHeader": "X-Session"}),
+    route(reliability={"attempts": 0}),
+    client(keyHashes=["sk-in-the-clear"]),
+    client(keyHashes=["A" * 64]),
+)

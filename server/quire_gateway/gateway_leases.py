@@ -1,0 +1,83 @@
+"""Which gateways run, and which generation of each object they use: each has a Lease and says it there.
+
+A Lease counts for as long as it is renewed, by this process's own clock, so that clocks that differ do no
+harm. The gateway whose name is first writes what all would write the same; no election is needed for that.
+Pure.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+LABEL_ROLE = "serving.quire.dev/role"
+ROLE = "gateway"
+ANNOTATION_APPLIED = "serving.quire.dev/applied"
+DURATION_SECONDS = 15
+
+Body = Mapping[str, Any]
+Generations = Mapping[str, int]  # by an object's UID
+
+
+class GatewayLeases:
+    """The Leases of all gateways. ``changed`` is called after each change."""
+
+    def __init__(self, changed: Callable[[], None], clock: Callable[[], float]) -> None:
+        self._changed = changed
+        self._clock = clock
+        self._leases: dict[str, tuple[object, float, Generations]] = {}  # renewal, since when, generations
+
+    def live(self) -> dict[str, Generations]:
+        """By the name of each gateway that runs what it uses."""
+        now = self._clock()
+        return {
+            name: generations
+            for name, (_, since, generations) in self._leases.items()
+            if now - since < DURATION_SECONDS
+        }
+
+    def replace(self, bodies: Iterable[Body], namespace: str) -> None:
+        """These are all Leases."""
+        known, self._leases = self._leases, {}
+        for body in bodies:
+            self._put(body, known)
+        self._changed()
+
+    def put(self, body: Body) -> None:
+        """A Lease is new or was renewed."""
+        self._put(body, self._leases)
+        self._changed()
+
+    def remove(self, body: Body) -> None:
+        """A gateway has ended."""
+        self._leases.pop(str(body["metadata"]["name"]), None)
+        self._changed()
+
+    def _put(self, body: Body, known: Mapping[str, tuple[object, float, Generations]]) -> None:
+        name, renewed = str(body["metadata"]["name"]), (body.get("spec") or {}).get("renewTime")
+        before = known.get(name)
+        since = before[1] if before is not None and before[0] == renewed else self._clock()
+        self._leases[name] = (renewed, since, _generations(body))
+
+
+def lease(name: str, generations: Generations, renewed: str) -> dict[str, Any]:
+    """The Lease of a gateway."""
+    return {
+        "apiVersion": "coordination.k8s.io/v1",
+        "kind": "Lease",
+        "metadata": {
+            "name": name,
+            "labels": {LABEL_ROLE: ROLE},
+            "annotations": {ANNOTATION_APPLIED: json.dumps(generations, separators=(",", ":"))},
+        },
+        "spec": {"holderIdentity": name, "leaseDurationSeconds": DURATION_SECONDS, "renewTime": renewed},
+    }
+
+
+def _generations(body: Body) -> Generations:
+    try:
+        found = json.loads((body["metadata"].get("annotations") or {})[ANNOTATION_APPLIED])
+        return {str(uid): int(generation) for uid, generation in found.items()}
+    except (KeyError, ValueError, TypeError, AttributeError):
+        return {}

@@ -1,0 +1,64 @@
+"""An LLMClient as the gateway reads it: whose key a request carries, and which models that key is for.
+
+Keys are random, so their digests are no secrets, and looking a digest up in a table says nothing about a key:
+one who measures the time cannot choose the digest of what is sent. Pure.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from quire_gateway.llm_route import ObjectError
+
+_LONGEST_KEY = 512  # bytes
+
+
+@dataclass(frozen=True, slots=True)
+class LLMClient:
+    """One client."""
+
+    namespace: str
+    name: str
+    uid: str
+    created: str
+    key_hashes: tuple[str, ...]
+    allowed_models: frozenset[str] = frozenset()  # empty: all
+    suspended: bool = False
+
+    @property
+    def full_name(self) -> str:
+        """Unique among the clients of a gateway, for metrics and the access log."""
+        return f"{self.namespace}/{self.name}"
+
+    def may_ask(self, model: str) -> bool:
+        """Whether its keys are for this model."""
+        return not self.allowed_models or model in self.allowed_models
+
+
+def parse(body: Mapping[str, Any]) -> LLMClient:
+    """The client of an object. Raises ObjectError."""
+    try:
+        metadata, spec = body["metadata"], body["spec"]
+        return LLMClient(
+            namespace=str(metadata["namespace"]),
+            name=str(metadata["name"]),
+            uid=str(metadata["uid"]),
+            created=str(metadata["creationTimestamp"]),
+            key_hashes=tuple(map(str, spec["keyHashes"])),
+            allowed_models=frozenset(map(str, spec.get("allowedModels") or ())),
+            suspended=spec.get("suspended", False) is True,
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ObjectError(f"the spec cannot be read: {error!r}") from None
+
+
+def key_hash(authorization: bytes) -> str:
+    """The digest of the key in an Authorization header, "" where it has none."""
+    scheme, _, key = authorization.partition(b" ")
+    key = key.strip()
+    if scheme.lower() != b"bearer" or not 0 < len(key) <= _LONGEST_KEY:
+        return ""
+    return hashlib.sha256(key).hexdigest()

@@ -1,0 +1,119 @@
+"""An LLMRoute as the gateway reads it: names of models, and rules by which LLMDeployments answer them.
+
+The API server has checked what it stores. What is read here that breaks the schema, because its CRD is
+another one, is no route, and says so in its status. Pure, and without any object but this one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+class ObjectError(Exception):
+    """The object cannot be read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """An LLMDeployment of the route's namespace, and its share."""
+
+    deployment: str
+    weight: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """What a request must be, all of it."""
+
+    max_prompt_tokens: int | None = None
+    headers: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """The first that matches decides."""
+
+    targets: tuple[Target, ...]
+    match: Match = Match()
+
+
+@dataclass(frozen=True, slots=True)
+class Reliability:
+    """Seconds that an answer may take, None: as the gateway has it; how often another replica is asked."""
+
+    first_byte_seconds: int | None = None
+    idle_seconds: int | None = None
+    attempts: int = 3
+    retry_budget_percent: int = 20
+
+
+@dataclass(frozen=True, slots=True)
+class KillSwitch:
+    """Whether all requests are refused, and what is said."""
+
+    enabled: bool = False
+    message: str = "This model is switched off."
+
+
+@dataclass(frozen=True, slots=True)
+class LLMRoute:
+    """One route."""
+
+    namespace: str
+    name: str
+    uid: str
+    created: str  # as Kubernetes writes it, which sorts by time
+    models: tuple[str, ...]
+    rules: tuple[Rule, ...]
+    session_header: str = ""
+    reliability: Reliability = field(default=Reliability())
+    kill_switch: KillSwitch = field(default=KillSwitch())
+
+    @property
+    def deployments(self) -> list[str]:
+        """Every target's, once."""
+        return list(dict.fromkeys(target.deployment for rule in self.rules for target in rule.targets))
+
+
+def parse(body: Mapping[str, Any]) -> LLMRoute:
+    """The route of an object. Raises ObjectError."""
+    try:
+        metadata, spec = body["metadata"], body["spec"]
+        return LLMRoute(
+            namespace=str(metadata["namespace"]),
+            name=str(metadata["name"]),
+            uid=str(metadata["uid"]),
+            created=str(metadata["creationTimestamp"]),
+            models=tuple(map(str, spec["models"])),
+            rules=tuple(map(_rule, spec["rules"])),
+            session_header=str((spec.get("routing") or {}).get("sessionHeader") or ""),
+            reliability=_reliability(spec.get("reliability") or {}),
+            kill_switch=_kill_switch(spec.get("killSwitch") or {}),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ObjectError(f"the spec cannot be read: {error!r}") from None
+
+
+def _rule(body: Mapping[str, Any]) -> Rule:
+    match = body.get("match") or {}
+    longest = match.get("maxPromptTokens")
+    headers = tuple((str(name), str(value)) for name, value in (match.get("headers") or {}).items())
+    targets = tuple(Target(str(one["deployment"]), int(one.get("weight", 1))) for one in body["targets"])
+    return Rule(targets, Match(None if longest is None else int(longest), headers))
+
+
+def _reliability(body: Mapping[str, Any]) -> Reliability:
+    first_byte, idle = body.get("firstByteTimeoutSeconds"), body.get("idleTimeoutSeconds")
+    return Reliability(
+        first_byte_seconds=None if first_byte is None else int(first_byte),
+        idle_seconds=None if idle is None else int(idle),
+        attempts=int(body.get("attempts", Reliability().attempts)),
+        retry_budget_percent=int(body.get("retryBudgetPercent", Reliability().retry_budget_percent)),
+    )
+
+
+def _kill_switch(body: Mapping[str, Any]) -> KillSwitch:
+    default = KillSwitch()
+    return KillSwitch(body.get("enabled", False) is True, str(body.get("message", default.message)))

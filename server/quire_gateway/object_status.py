@@ -1,0 +1,94 @@
+"""The status of LLMRoutes and LLMClients: what is accepted, what they refer to, who has applied them.
+
+Pure: every gateway computes the same. A condition keeps its time while its status is the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from quire_gateway import llm_route
+from quire_gateway.gateway_leases import Generations
+from quire_gateway.llm_route import LLMRoute
+from quire_gateway.routing_table import Body, Place, RoutingTable, uid_of
+
+Condition = tuple[str, bool, str, str]  # type, status, reason, message
+
+
+def generation_of(body: Body) -> int:
+    """Of the spec of an object."""
+    return int(body["metadata"].get("generation", 0))
+
+
+def route_conditions(
+    body: Body, table: RoutingTable, known: Collection[Place], ready: Collection[Place]
+) -> list[Condition]:
+    """Those of an LLMRoute. ``known``: the LLMDeployments; ``ready``: those with a ready replica."""
+    rejection = table.rejected.get(uid_of(body))
+    if rejection is not None and rejection[0] == "Unreadable":
+        return [("Accepted", False, *rejection), ("Ready", False, *rejection)]
+    route = llm_route.parse(body)
+    places = {name: (route.namespace, name) for name in route.deployments}
+    missing = [name for name, place in places.items() if place not in known]
+    resolved: Condition = ("ResolvedRefs", True, "ResolvedRefs", "Every target exists.")
+    if missing:
+        message = f"There is no LLMDeployment {', '.join(missing)} in {route.namespace}."
+        resolved = ("ResolvedRefs", False, "DeploymentNotFound", message)
+    accepted: Condition = ("Accepted", True, "Accepted", "The names of its models are its own.")
+    if rejection is not None:
+        accepted = ("Accepted", False, *rejection)
+    has_replica = any(place in ready for place in places.values())
+    return [accepted, resolved, _route_ready(route, rejection, has_replica)]
+
+
+def _route_ready(route: LLMRoute, rejection: tuple[str, str] | None, has_replica: bool) -> Condition:
+    if rejection is not None:
+        return ("Ready", False, *rejection)
+    if route.kill_switch.enabled:
+        return ("Ready", False, "KillSwitch", "Requests are refused: killSwitch.enabled is true.")
+    if not has_replica:
+        return ("Ready", False, "NoReplica", "No target has a replica that is ready.")
+    return ("Ready", True, "Ready", "A target has a replica that is ready.")
+
+
+def client_conditions(body: Body, table: RoutingTable) -> list[Condition]:
+    """Those of an LLMClient."""
+    if (rejection := table.rejected.get(uid_of(body))) is not None:
+        return [("Accepted", False, *rejection), ("Ready", False, *rejection)]
+    accepted: Condition = ("Accepted", True, "Accepted", "Its keys are its own.")
+    if body["spec"].get("suspended") is True:
+        return [accepted, ("Ready", False, "Suspended", "Its keys are refused: suspended is true.")]
+    if not body["spec"].get("keyHashes"):
+        return [accepted, ("Ready", False, "NoKey", "It has no key.")]
+    return [accepted, ("Ready", True, "Ready", "Its keys are accepted.")]
+
+
+def status(
+    body: Body, conditions: list[Condition], gateways: Mapping[str, Generations], now: str
+) -> dict[str, Any]:
+    """The whole status of an object."""
+    generation, uid = generation_of(body), uid_of(body)
+    before = {one.get("type"): one for one in (body.get("status") or {}).get("conditions") or ()}
+    return {
+        "observedGeneration": generation,
+        "conditions": [_condition(one, generation, before.get(one[0]) or {}, now) for one in conditions],
+        "gateways": {
+            "seen": len(gateways),
+            "applied": sum(applied.get(uid, -1) >= generation for applied in gateways.values()),
+        },
+    }
+
+
+def _condition(one: Condition, generation: int, before: Mapping[str, Any], now: str) -> dict[str, Any]:
+    kind, holds, reason, message = one
+    text = "True" if holds else "False"
+    since = before.get("lastTransitionTime") if before.get("status") == text else None
+    return {
+        "type": kind,
+        "status": text,
+        "reason": reason,
+        "message": message[:4096],
+        "observedGeneration": generation,
+        "lastTransitionTime": since or now,
+    }

@@ -1,0 +1,69 @@
+"""The LLMRoutes, LLMClients and LLMDeployments of the watched namespaces, and the table that they give.
+
+The informers fill it. The table is resolved when it is asked for after a change, so that a request after a
+change never sees the table from before. Knows no connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from quire_gateway.routing_table import Body, Place, RoutingTable, place_of, resolve
+
+
+class ObjectStore:
+    """The objects of one kind. ``changed`` is called after each change."""
+
+    def __init__(self, changed: Callable[[], None]) -> None:
+        self._changed = changed
+        self._bodies: dict[Place, Body] = {}
+
+    def bodies(self) -> list[Body]:
+        """All of them."""
+        return list(self._bodies.values())
+
+    def replace(self, bodies: Iterable[Mapping[str, Any]], namespace: str) -> None:
+        """These are all objects of a namespace."""
+        kept = {place: body for place, body in self._bodies.items() if place[0] != namespace}
+        self._bodies = kept | {place_of(body): _trimmed(body) for body in bodies}
+        self._changed()
+
+    def put(self, body: Mapping[str, Any]) -> None:
+        """An object is new or has changed."""
+        self._bodies[place_of(body)] = _trimmed(body)
+        self._changed()
+
+    def remove(self, body: Mapping[str, Any]) -> None:
+        """An object is deleted."""
+        self._bodies.pop(place_of(body), None)
+        self._changed()
+
+
+class RoutingState:
+    """What one gateway routes by. ``changed`` is set by every change; what waits for it clears it."""
+
+    def __init__(self) -> None:
+        self.changed = asyncio.Event()
+        self.routes = ObjectStore(self._invalidate)
+        self.clients = ObjectStore(self._invalidate)
+        self.deployments = ObjectStore(self._invalidate)
+        self._table: RoutingTable | None = None
+
+    @property
+    def table(self) -> RoutingTable:
+        """The table of the objects of now; the same one until an object changes."""
+        if self._table is None:
+            self._table = resolve(self.routes.bodies(), self.clients.bodies(), self.deployments.bodies())
+        return self._table
+
+    def _invalidate(self) -> None:
+        self._table = None
+        self.changed.set()
+
+
+def _trimmed(body: Mapping[str, Any]) -> Body:
+    """Without what is long and not read here."""
+    metadata = {name: value for name, value in body["metadata"].items() if name != "managedFields"}
+    return {**body, "metadata": metadata}

@@ -1,0 +1,105 @@
+"""Which LLMRoute has which name of a model, and which LLMClient which key: decided from all of them at once.
+
+The oldest object has what several ask for. A route that asks for a name of an older one is not accepted, with
+none of its names, so that it is served as it stands or not at all. Pure: the same objects give the same table
+in every gateway.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from quire_gateway import llm_client, llm_route
+from quire_gateway.llm_client import LLMClient
+from quire_gateway.llm_route import LLMRoute, ObjectError
+
+Body = Mapping[str, Any]
+Place = tuple[str, str]  # namespace and name
+
+
+@dataclass(frozen=True, slots=True)
+class RoutingTable:
+    """What was decided. ``rejected``: by the objects' UIDs a reason and a message."""
+
+    routes: Mapping[str, LLMRoute] = field(default_factory=dict)  # by the name of a model
+    clients: Mapping[str, LLMClient] = field(default_factory=dict)  # by the digest of a key
+    has_clients: bool = False
+    served_names: Mapping[Place, tuple[str, ...]] = field(default_factory=dict)  # of LLMDeployments
+    rejected: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+
+
+def resolve(routes: Iterable[Body], clients: Iterable[Body], deployments: Iterable[Body]) -> RoutingTable:
+    """The table of all objects."""
+    rejected: dict[str, tuple[str, str]] = {}
+    bodies = list(clients)
+    return RoutingTable(
+        routes=_routes(routes, rejected),
+        clients=_clients(bodies, rejected),
+        has_clients=bool(bodies),
+        served_names={place_of(body): _served_names(body) for body in deployments},
+        rejected=rejected,
+    )
+
+
+def _routes(bodies: Iterable[Body], rejected: dict[str, tuple[str, str]]) -> dict[str, LLMRoute]:
+    taken: dict[str, LLMRoute] = {}
+    for body in sorted(bodies, key=_age):
+        try:
+            route = llm_route.parse(body)
+        except ObjectError as error:
+            rejected[uid_of(body)] = ("Unreadable", str(error))
+            continue
+        conflicts = [
+            f"{model!r} of LLMRoute {_name(taken[model])}" for model in route.models if model in taken
+        ]
+        if conflicts:
+            message = (
+                f"An older one has a name: {', '.join(conflicts)}. Choose other names, or delete that one."
+            )
+            rejected[route.uid] = ("NameConflict", message)
+        else:
+            taken.update(dict.fromkeys(route.models, route))
+    return taken
+
+
+def _clients(bodies: Iterable[Body], rejected: dict[str, tuple[str, str]]) -> dict[str, LLMClient]:
+    taken: dict[str, LLMClient] = {}
+    for body in sorted(bodies, key=_age):
+        try:
+            client = llm_client.parse(body)
+        except ObjectError as error:
+            rejected[uid_of(body)] = ("Unreadable", str(error))
+            continue
+        conflicts = sorted({_name(taken[one]) for one in client.key_hashes if one in taken})
+        if conflicts:
+            message = f"An older LLMClient has the same key: {', '.join(conflicts)}. Give each its own."
+            rejected[client.uid] = ("KeyConflict", message)
+        else:
+            taken.update(dict.fromkeys(client.key_hashes, client))
+    return taken
+
+
+def _served_names(body: Body) -> tuple[str, ...]:
+    """The names that an LLMDeployment's servers answer to."""
+    model = (body.get("spec") or {}).get("model") or {}
+    return (model.get("servedName") or place_of(body)[1], *(model.get("aliases") or ()))
+
+
+def _name(one: LLMRoute | LLMClient) -> str:
+    return f"{one.namespace}/{one.name}"
+
+
+def place_of(body: Body) -> Place:
+    """The namespace and the name of an object."""
+    return str(body["metadata"]["namespace"]), str(body["metadata"]["name"])
+
+
+def uid_of(body: Body) -> str:
+    """The UID of an object."""
+    return str(body["metadata"].get("uid"))
+
+
+def _age(body: Body) -> tuple[str, Place]:
+    return str(body["metadata"].get("creationTimestamp")), place_of(body)

@@ -1,0 +1,115 @@
+"""Says in a Lease which generation of each object this gateway uses, and writes the objects' status for all.
+
+One gateway writes, the first by name of those that run; each could. Requests never wait for this: where the
+API server refuses or is away it is tried again, and only the status is old.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Iterator
+
+import aiohttp
+
+from quire_gateway.gateway_leases import GatewayLeases, lease
+from quire_gateway.informer import LEASES, LLM_CLIENTS, LLM_ROUTES, Kind
+from quire_gateway.kube_api import Connection, KubeApi, KubeError, MissingError
+from quire_gateway.object_status import client_conditions, generation_of, route_conditions, status
+from quire_gateway.replicas import ReplicaTable
+from quire_gateway.routing_state import RoutingState
+from quire_gateway.routing_table import Body, place_of, uid_of
+
+logger = logging.getLogger(__name__)
+
+RENEW_SECONDS = 5.0
+_GATHER_SECONDS = 0.05  # changes that come together are written together
+_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.5, 10.0
+_DELETE_SECONDS = 2.0
+_MERGE_PATCH, _APPLY_PATCH = "application/merge-patch+json", "application/apply-patch+yaml"
+
+
+class StatusWriter:
+    """That of one gateway, by its name and its namespace."""
+
+    def __init__(
+        self,
+        api: KubeApi,
+        place: tuple[str, str],
+        state: RoutingState,
+        leases: GatewayLeases,
+        replicas: ReplicaTable,
+    ) -> None:
+        self._api = api
+        self._namespace, self._name = place
+        self._state = state
+        self._leases = leases
+        self._replicas = replicas
+        self._said: dict[str, int] | None = None  # the generations in the Lease
+        self._renewed_at = float("-inf")
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        pause = _FIRST_PAUSE_SECONDS
+        while True:
+            try:
+                async with self._api.connect() as connection:
+                    while True:
+                        await self._step(connection)
+                        pause = _FIRST_PAUSE_SECONDS
+                        with contextlib.suppress(TimeoutError):
+                            await asyncio.wait_for(self._state.changed.wait(), RENEW_SECONDS)
+                        await asyncio.sleep(_GATHER_SECONDS)
+            except (aiohttp.ClientError, KubeError, TimeoutError, OSError) as error:
+                logger.warning("cannot write the status of routes and clients: %r", error)
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+
+    async def close(self) -> None:
+        """This gateway ends, and is no longer counted."""
+        with contextlib.suppress(aiohttp.ClientError, KubeError, TimeoutError, OSError):
+            async with asyncio.timeout(_DELETE_SECONDS), self._api.connect() as connection:
+                await connection.send("DELETE", self._path(LEASES, self._namespace, self._name))
+
+    async def _step(self, connection: Connection) -> None:
+        self._state.changed.clear()
+        objects = [*self._state.routes.bodies(), *self._state.clients.bodies()]
+        generations = {uid_of(body): generation_of(body) for body in objects}
+        if generations != self._said or time.monotonic() - self._renewed_at >= RENEW_SECONDS:
+            body = lease(self._name, generations, _now("%Y-%m-%dT%H:%M:%S.000000Z"))
+            path = self._path(LEASES, self._namespace, self._name)
+            await connection.send(
+                "PATCH", f"{path}?fieldManager=quire-gateway&force=true", body, _APPLY_PATCH
+            )
+            self._said, self._renewed_at = generations, time.monotonic()
+        live = self._leases.live()
+        if live and min(live) == self._name:
+            for kind, old, new in list(self._changes()):
+                patch = {"metadata": {"uid": uid_of(old)}, "status": new}
+                with contextlib.suppress(MissingError):  # it was deleted meanwhile
+                    path = f"{self._path(kind, *place_of(old))}/status"
+                    await connection.send("PATCH", f"{path}?fieldManager=quire-gateway", patch, _MERGE_PATCH)
+
+    def _changes(self) -> Iterator[tuple[Kind, Body, dict[str, object]]]:
+        """The objects whose status is not what it should be, with that status."""
+        table, live, now = self._state.table, self._leases.live(), _now("%Y-%m-%dT%H:%M:%SZ")
+        known = self._replicas.places() | set(table.served_names)
+        ready = self._replicas.ready_places()
+        for body in self._state.routes.bodies():
+            new = status(body, route_conditions(body, table, known, ready), live, now)
+            if new != body.get("status"):
+                yield LLM_ROUTES, body, new
+        for body in self._state.clients.bodies():
+            new = status(body, client_conditions(body, table), live, now)
+            if new != body.get("status"):
+                yield LLM_CLIENTS, body, new
+
+    @staticmethod
+    def _path(kind: Kind, namespace: str, name: str) -> str:
+        return f"{kind.path(namespace)}/{name}"
+
+
+def _now(form: str) -> str:
+    return time.strftime(form, time.gmtime())

@@ -1,0 +1,90 @@
+"""Which gateways count as running, and what status says of routes and clients."""
+
+import pytest
+
+from quire_gateway.gateway_leases import DURATION_SECONDS, GatewayLeases, lease
+from quire_gateway.object_status import client_conditions, route_conditions, status
+from quire_gateway.routing_table import resolve
+from tests.gateway.kube_stub import NAMESPACE, llm_object
+
+NOW = "2026-02-02T00:00:00Z"
+TINY = (NAMESPACE, "tiny")
+
+
+def route(**spec):
+    rules = [{"targets": [{"deployment": "tiny"}, {"deployment": "next"}]}]
+    return llm_object("LLMRoute", "r", {"models": ["chat"], "rules": rules, **spec}, generation=3)
+
+
+def reasons(body, known=(), ready=()):
+    found = route_conditions(body, resolve([body], [], []), known, ready)
+    return {kind: reason if holds else f"not: {reason}" for kind, holds, reason, _ in found}
+
+
+@pytest.mark.parametrize(
+    ("body", "known", "ready", "expected"),
+    [
+        (route(), (TINY,), (TINY,), ("Accepted", "not: DeploymentNotFound", "Ready")),
+        (route(), (TINY, (NAMESPACE, "next")), (), ("Accepted", "ResolvedRefs", "not: NoReplica")),
+        (
+            route(killSwitch={"enabled": True}),
+            (TINY, (NAMESPACE, "next")),
+            (TINY,),
+            ("Accepted", "ResolvedRefs", "not: KillSwitch"),
+        ),
+    ],
+)
+def test_conditions_say_what_is_wrong_with_a_route(body, known, ready, expected):
+    assert reasons(body, known, ready) == dict(
+        zip(("Accepted", "ResolvedRefs", "Ready"), expected, strict=True)
+    )
+
+
+def test_a_route_that_cannot_be_read_says_so():
+    assert reasons(route(models=3)) == {"Accepted": "not: Unreadable", "Ready": "not: Unreadable"}
+
+
+def test_a_suspended_client_and_one_without_keys_are_not_ready():
+    def ready(**spec):
+        body = llm_object("LLMClient", "c", {"keyHashes": ["0" * 64], **spec})
+        (*_, last) = client_conditions(body, resolve([], [body], []))
+        return last[1:3]
+
+    assert ready() == (True, "Ready")
+    assert ready(suspended=True) == (False, "Suspended")
+    assert ready(keyHashes=[]) == (False, "NoKey")
+
+
+def test_a_gateway_has_applied_a_spec_when_it_uses_this_generation_of_this_object():
+    gateways = {"a": {"uid-r": 3}, "b": {"uid-r": 2}, "c": {"uid-other": 9}}
+    assert status(route(), [], gateways, NOW)["gateways"] == {"seen": 3, "applied": 1}
+
+
+def test_a_condition_keeps_its_time_until_its_status_changes():
+    body = route()
+    body["status"] = status(body, [("Ready", True, "Ready", "")], {}, NOW)
+    assert (
+        status(body, [("Ready", True, "Other", "")], {}, "later")["conditions"][0]["lastTransitionTime"]
+        == NOW
+    )
+    later = status(body, [("Ready", False, "NoReplica", "")], {}, "later")["conditions"][0]
+    assert later["lastTransitionTime"] == "later"
+
+
+def test_a_gateway_counts_until_its_lease_is_not_renewed_for_its_duration_by_our_clock(clock):
+    leases = GatewayLeases(lambda: None, clock)
+    leases.replace([lease("a", {"u": 1}, "1"), lease("b", {}, "1")], NAMESPACE)
+    clock.now += DURATION_SECONDS - 1
+    leases.put(lease("a", {"u": 2}, "2"))
+    leases.replace([lease("a", {"u": 2}, "2"), lease("b", {}, "1")], NAMESPACE)
+    assert set(leases.live()) == {"a", "b"}
+    clock.now += 1
+    assert leases.live() == {"a": {"u": 2}}
+    leases.remove(lease("a", {}, "2"))
+    assert leases.live() == {}
+
+
+def test_a_lease_without_readable_generations_is_a_gateway_that_has_applied_nothing(clock):
+    leases = GatewayLeases(lambda: None, clock)
+    leases.put({"metadata": {"name": "odd", "annotations": {"serving.quire.dev/applied": "["}}, "spec": {}})
+    assert leases.live() == {"odd": {}}

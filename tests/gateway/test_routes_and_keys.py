@@ -1,0 +1,109 @@
+"""The whole gateway before a replica that says what it was sent: names, keys and switches over HTTP."""
+
+import hashlib
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import httpx
+import pytest
+
+from tests.gateway.kube_stub import KubeStub, endpoint_slice, llm_object
+from tests.gateway.launch import Gateway
+
+CHAT = "/v1/chat/completions"
+KEY = {"authorization": "Bearer sk-alice"}
+HASH = hashlib.sha256(b"sk-alice").hexdigest()
+SPEC = {
+    "models": ["chat"],
+    "rules": [{"targets": [{"deployment": "tiny"}]}],
+    "reliability": {"firstByteTimeoutSeconds": 1, "attempts": 1},
+}
+
+
+class Echo(BaseHTTPRequestHandler):
+    """Answers with the request; has no answer to one that streams."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        if body.get("stream"):
+            self.server.gone.wait(30)
+            self.close_connection = True
+            return
+        text = json.dumps({"body": body, "headers": dict(self.headers)}).encode()
+        self.send_response(200)
+        self.send_header("content-type", "application/json")
+        self.send_header("content-length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)
+
+    def log_message(self, *args):
+        pass
+
+
+@pytest.fixture
+def replica():
+    with ThreadingHTTPServer(("127.0.0.1", 0), Echo) as server:
+        server.daemon_threads, server.gone = True, threading.Event()
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+        yield server
+        server.gone.set()
+        server.shutdown()
+
+
+@pytest.fixture
+def gateway(replica, tmp_path):
+    with KubeStub() as kube:
+        kube.put(endpoint_slice("s", {"a": "127.0.0.1"}, port=replica.server_address[1]))
+        kube.put(llm_object("LLMRoute", "r", SPEC))
+        kube.put(llm_object("LLMClient", "alice", {"keyHashes": [HASH]}))
+        with Gateway(kube.url, tmp_path) as gateway:
+            gateway.kube = kube
+            yield gateway.wait_replicas(1, seconds=60)
+
+
+def ask(gateway, headers=KEY, **body):
+    return httpx.post(gateway.url + CHAT, json={"model": "chat", **body}, headers=headers, timeout=20)
+
+
+def test_a_request_goes_to_the_target_under_its_name_and_the_key_goes_no_further(gateway):
+    answer = ask(gateway, {**KEY, "x-team": "search"}, temperature=0).json()
+    assert answer["body"] == {"model": "tiny", "temperature": 0}
+    assert not {"authorization", "x-team"} & {name.lower() for name in answer["headers"]}
+    line = gateway.requests()[-1]
+    assert (line["client"], line["model"], line["deployment"]) == ("models/alice", "chat", "tiny")
+    assert (
+        gateway.metric("gateway_requests_total", model="chat", client="models/alice", status="success") == 1
+    )
+    assert "sk-alice" not in gateway.log.read_text()
+
+
+def test_only_keys_of_clients_are_accepted_until_they_are_revoked_and_probes_need_none(gateway):
+    refused = ask(gateway, {})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (401, "missing_api_key")
+    assert refused.headers["www-authenticate"] == "Bearer"
+    assert httpx.get(f"{gateway.url}/v1/models").status_code == 401
+    names = httpx.get(f"{gateway.url}/v1/models", headers=KEY).json()["data"]
+    assert [one["id"] for one in names] == ["chat", "tiny"]
+    assert {httpx.get(gateway.url + path).status_code for path in ("/healthz", "/readyz", "/metrics")} == {
+        200
+    }
+    gateway.kube.put(llm_object("LLMClient", "alice", {"keyHashes": []}))
+    gateway.wait("the key is revoked", lambda: ask(gateway).status_code == 401, 10)
+
+
+def test_a_kill_switch_is_an_error_with_its_message_that_clients_do_not_try_again(gateway):
+    switch = {"enabled": True, "message": "Stopped for an audit."}
+    gateway.kube.put(llm_object("LLMRoute", "r", {**SPEC, "killSwitch": switch}))
+    gateway.wait("the switch is on", lambda: ask(gateway).status_code == 503, 10)
+    answer = ask(gateway)
+    assert answer.json()["error"]["message"] == "Stopped for an audit."
+    assert answer.headers["x-should-retry"] == "false"
+    assert ask(gateway, model="tiny").status_code == 200
+
+
+def test_a_route_shortens_the_time_to_the_first_byte(gateway):
+    answer = ask(gateway, stream=True)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (504, "replica_timeout")
