@@ -43,6 +43,7 @@ class Gateway(Server):
     def wait_replicas(self, number, state="ready", seconds=30.0):
         """Wait until the gateway knows so many."""
         self.wait(f"{number} replicas are {state}", lambda: self.replicas(state) == number, seconds)
+        self.wait("all kinds are listed", lambda: self.probe("readyz") == 200, seconds)
         return self
 
     def requests(self):

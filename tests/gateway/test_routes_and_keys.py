@@ -72,7 +72,7 @@ def test_a_request_goes_to_the_target_under_its_name_and_the_key_goes_no_further
     answer = ask(gateway, {**KEY, "x-team": "search"}, temperature=0).json()
     assert answer["body"] == {"model": "tiny", "temperature": 0}
     assert not {"authorization", "x-team"} & {name.lower() for name in answer["headers"]}
-    line = gateway.requests()[-1]
+    line = gateway.wait_requests(1)[-1]
     assert (line["client"], line["model"], line["deployment"]) == ("models/alice", "chat", "tiny")
     assert (
         gateway.metric("gateway_requests_total", model="chat", client="models/alice", status="success") == 1
