@@ -191,7 +191,7 @@ class Engine:
 
 @dataclass
 class Gateway:
-    """One gateway: its own counts of the replicas, its policy, and what it has not told the others."""
+    """One gateway: its counts of the replicas, its policy, and the choices not yet sent to its peers."""
 
     replicas: list[Replica]
     router: Router

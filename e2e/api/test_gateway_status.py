@@ -185,8 +185,11 @@ async def test_of_two_routes_with_one_name_the_younger_one_says_that_it_is_not_a
     api.create(object_of(gateway_kinds.LEAST[0], "older", models=["shared"]))
     await asyncio.sleep(1.1)  # creation is known to the second
     api.create(object_of(gateway_kinds.LEAST[0], "a-younger", models=["shared", "other"]))
+
+    def younger() -> object:
+        return status_of(api, "llmroutes", "a-younger").get("Accepted")
+
     async with running(api, account, "gateway-c"):
-        younger = lambda: status_of(api, "llmroutes", "a-younger").get("Accepted")  # noqa: E731  # used once
         await until(younger, ("False", "NameConflict"))
         await until(lambda: status_of(api, "llmroutes", "older").get("Accepted"), ("True", "Accepted"))
         api.request("DELETE", f"{API}/llmroutes/older")

@@ -99,10 +99,10 @@ class Gateway:
             body = calls.with_model(body, call.model, destination.served_name)
         headers = {name: value for name, value in given.items() if name in REQUEST_HEADERS}
         headers["x-request-id"] = exchange.request_id
-        request = UpstreamRequest(
-            exchange.scope["path"], headers, body, call.stream, call.model, _identity(client)
-        )
-        facts = RequestFacts(call.model, call.prompt, call.user, call.cache_salt, exchange.scope["headers"])
+        identity = _identity(client)
+        request = UpstreamRequest(exchange.scope["path"], headers, body, call.stream, call.model, identity)
+        salt = f"{identity.cache_scope}\0{call.cache_salt}"  # no client hits what another one has cached
+        facts = RequestFacts(call.model, call.prompt, call.user, salt, exchange.scope["headers"])
         await exchange.run(self.relay.relay(exchange, destination, request, facts, account), self.drain.cut)
 
     def _authenticate(self, exchange: HttpExchange) -> LLMClient | None:
