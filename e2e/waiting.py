@@ -1,4 +1,8 @@
-"""The one way in which a test waits: for a condition, within a bound, failing with what was awaited."""
+"""The one way in which a test waits: for a condition, within a limit, failing with what was awaited.
+
+The limit is against hangs, never a bar for a time: it fits a machine on which everything else runs as well.
+It is shorter than the operator's resync, which would hide that an event was missed.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +12,12 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
+HANG_SECONDS = 120
 
-def eventually(what: str, probe: Callable[[], T | None], *, seconds: float = 20, poll: float = 0.05) -> T:
+
+def eventually(
+    what: str, probe: Callable[[], T | None], *, seconds: float = HANG_SECONDS, poll: float = 0.05
+) -> T:
     """The first truthy answer of `probe`; after `seconds` an AssertionError that says `what`.
 
     A KeyError is no answer: what an object lacks may still come.

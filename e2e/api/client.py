@@ -55,7 +55,7 @@ class Client:
         self.url, self.authority = str(cluster["server"]), Path(cluster["certificate-authority"])
         tls = ssl.create_default_context(cafile=self.authority)
         tls.load_cert_chain(user["client-certificate"], user["client-key"])
-        self._http = httpx.Client(base_url=self.url, verify=tls, timeout=30, trust_env=False)
+        self._http = httpx.Client(base_url=self.url, verify=tls, timeout=60, trust_env=False)
 
     def __enter__(self) -> Client:
         return self
@@ -65,7 +65,7 @@ class Client:
     ) -> None:
         self._http.close()
 
-    def install_crd(self, crd: Body = CRD, seconds: float = 30) -> None:
+    def install_crd(self, crd: Body = CRD, seconds: float = 120) -> None:
         """Create the CRD and wait until the API server serves it."""
         crds = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
         self.request("POST", f"{crds}?fieldValidation=Strict", crd)

@@ -115,7 +115,7 @@ async def running(api: Client, account: Path, *names: str) -> AsyncIterator[list
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def until(what: Callable[[], Any], expected: object, seconds: float = 60) -> float:
+async def until(what: Callable[[], Any], expected: object, seconds: float = 120) -> float:
     """Wait until it is as expected; the seconds that this took."""
     begun = time.monotonic()
     while (found := await asyncio.to_thread(what)) != expected:

@@ -92,7 +92,7 @@ def settled(world: World, namespace: str, name: str = "m") -> dict[str, Body]:
     """Its children once the operator and the controllers have processed the current spec: after an outage the
     controllers retry every 30 to 60 seconds only.
     """
-    eventually(f"{namespace}/{name} is answered to", lambda: is_settled(world, namespace, name), seconds=120)
+    eventually(f"{namespace}/{name} is answered to", lambda: is_settled(world, namespace, name))
     return children(world, namespace, name)
 
 

@@ -100,7 +100,7 @@ def test_changes_made_before_watches_expire_with_410_are_reconciled(
     server.compact()
     server.start_api()
     proxy.away = False
-    eventually("watches get 410", lambda: proxy.expired, seconds=30)
+    eventually("watches get 410", lambda: proxy.expired)
 
     seconds = caught_up(world, namespace, undisturbed, operator, within=5 + 4)  # 4: until all are reported
     settled(world, namespace, "new")

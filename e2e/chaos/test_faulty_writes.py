@@ -56,7 +56,6 @@ def test_when_a_fifth_of_the_writes_fail_few_are_repeated_and_the_children_are_t
         eventually(
             f"{other} is as undisturbed",
             lambda other=other: children(world, other, "m") == undisturbed["updated"],  # type: ignore[misc]  # mypy infers no lambda that has a default
-            seconds=60,
         )
         settled(world, other)
     proxy.fault = lambda: None
@@ -79,7 +78,7 @@ def quiet(proxy: Proxy) -> int:
             last, since = proxy.writes, time.monotonic()
         return time.monotonic() - since > 3
 
-    eventually("no more writes", is_quiet, seconds=90)
+    eventually("no more writes", is_quiet)
     return last
 
 
@@ -128,7 +127,7 @@ def test_repeated_edits_by_another_client_cause_few_writes_and_are_repaired_in_t
     assert 1 <= applied <= 6 + STORM_SECONDS / 5
     assert reported <= 3
     assert writes <= applied + 20 + STORM_SECONDS, "the status is written once a second at most"
-    eventually("mended", lambda: children(world, namespace, "m") == undisturbed["created"], seconds=60)
+    eventually("mended", lambda: children(world, namespace, "m") == undisturbed["created"])
     record_property(
         "measured", f"{len(versions)} of theirs, {applied} of ours ({writes} with status), {reported} Events"
     )

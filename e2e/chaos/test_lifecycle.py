@@ -41,7 +41,7 @@ def test_a_deleted_namespace_is_cleaned_up_and_a_recreated_one_starts_empty(
 
     gone = world.client.request("DELETE", f"/api/v1/namespaces/{namespace}")
     assert gone["status"]["phase"] == "Terminating"
-    eventually("the namespace is gone", lambda: not exists(world, namespace), seconds=30)
+    eventually("the namespace is gone", lambda: not exists(world, namespace))
     if not is_up:
         operator.start().wait_leading(world)
 
@@ -79,14 +79,14 @@ def test_an_invalid_stored_object_is_stalled_and_does_not_block_others(
     operator = start("upgraded", QUIRE_WATCH_NAMESPACES=namespace)
     try:
         install(world, former)
-        eventually("the former schema is in force", lambda: accepts(world, namespace, bad), seconds=30)
+        eventually("the former schema is in force", lambda: accepts(world, namespace, bad))
         world.deploy(namespace, "bad", **bad)
         world.deploy(namespace, "m", **CREATED, formerField={"was": ["here", 1]})
         operator.wait_leading(world)
         world.wait_condition(namespace, "bad", "Stalled", "True")
     finally:
         install(world, CRD)
-    eventually("the schema of now is in force", lambda: not accepts(world, namespace, bad), seconds=30)
+    eventually("the schema of now is in force", lambda: not accepts(world, namespace, bad))
     assert world.read("LLMDeployment", namespace, "bad")["spec"]["resources"]["cpu"] == "lots", "stored"
 
     operator.kill()

@@ -73,7 +73,7 @@ def test_a_release_with_other_defaults_writes_no_child_of_a_thousand_llmdeployme
     before = fleet.world.writes()
     changed = {"QUIRE_ENGINE_IMAGE": "registry.example/e:2", "QUIRE_MONITORING_NAMESPACE_LABELS": "team=m"}
     operator = start("release-2", **changed)
-    eventually("all are looked at", lambda: reconciles(operator) >= SIZE, seconds=120)
+    eventually("all are looked at", lambda: reconciles(operator) >= SIZE)
     wait_idle(operator)
 
     new = fleet.world.writes() - before
@@ -100,7 +100,7 @@ def test_a_slow_api_server_slows_reconciles_within_5_seconds_and_fails_no_probe(
 ) -> None:
     fleet, proxy, start = crowd
     operator = start("patient")
-    eventually("all are looked at", lambda: reconciles(operator) >= SIZE, seconds=120)
+    eventually("all are looked at", lambda: reconciles(operator) >= SIZE)
     wait_idle(operator)
     before = buckets(operator)
     proxy.latency = LATENCY

@@ -50,7 +50,6 @@ def running(programs: Programs, server: ApiServer, world: World, directory: Path
         eventually(
             "KEDA's metrics server answers",
             lambda: _is_available(world) or operator.poll() or metrics_server.poll(),
-            seconds=60,
         )
         assert (operator.poll(), metrics_server.poll()) == (None, None), log.read_text(errors="replace")
         yield log

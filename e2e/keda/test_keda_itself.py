@@ -24,7 +24,6 @@ SCALED = {
     "backend": "KEDA",
     "behavior": {"scaleUp": AT_ONCE, "scaleDown": AT_ONCE},
 }
-LONG = 90  # KEDA polls every 30 s
 
 
 def replicas(world: World, namespace: str) -> int:
@@ -37,7 +36,7 @@ def replicas(world: World, namespace: str) -> int:
 
 
 def wait_replicas(world: World, namespace: str, number: int) -> None:
-    eventually(f"{number} replicas", lambda: replicas(world, namespace) == number, seconds=LONG)
+    eventually(f"{number} replicas", lambda: replicas(world, namespace) == number)
 
 
 def wait_mirrored(world: World, namespace: str) -> None:
@@ -47,7 +46,7 @@ def wait_mirrored(world: World, namespace: str) -> None:
         replicas(world, namespace)
         return bool(world.status(namespace, "m").get("scaling", {}).get("autoscaler") == "keda-hpa-m")
 
-    eventually("KEDA's autoscaler in the status", mirrored, seconds=LONG)
+    eventually("KEDA's autoscaler in the status", mirrored)
     world.wait_condition(namespace, "m", "ScalingActive", "True", "ValidMetricFound")
 
 
@@ -80,7 +79,6 @@ def test_keda_follows_the_queue_keeps_the_pods_when_it_is_not_known_and_gives_th
     eventually(
         "KEDA takes the ScaledObject for sound",
         lambda: conditions_of_keda(world, namespace).get("Ready") == "True",
-        seconds=LONG,
     )
 
     engine.answer = says(queue=35)
@@ -89,7 +87,6 @@ def test_keda_follows_the_queue_keeps_the_pods_when_it_is_not_known_and_gives_th
     eventually(
         "KEDA falls back",
         lambda: conditions_of_keda(world, namespace).get("Fallback") == "True",
-        seconds=LONG,
     )
     assert replicas(world, namespace) == 4, "those that are there stay"
 
@@ -114,12 +111,12 @@ def test_keda_takes_all_pods_of_an_idle_one_away_and_brings_the_least_back(
 
     engine.answer = says(queue=0)
     wait_replicas(world, namespace, 0)
-    eventually("the status says so", lambda: world.status(namespace, "m").get("phase") == "Idle", seconds=30)
+    eventually("the status says so", lambda: world.status(namespace, "m").get("phase") == "Idle")
     world.wait_condition(namespace, "m", "ScalingActive", "True", "Idle")
     assert cluster.value(namespace, "m") == "0"
 
     engine.answer = says(queue=25)
-    eventually("it is awake", lambda: replicas(world, namespace) >= 2, seconds=LONG)
+    eventually("it is awake", lambda: replicas(world, namespace) >= 2)
     wait_replicas(world, namespace, 3)
     wait_mirrored(world, namespace)
 
@@ -133,7 +130,7 @@ def test_an_unknown_load_is_an_error_to_keda_and_moves_nothing(
     wait_replicas(world, namespace, 4)
 
     engine.answer = lambda: (503, b"")
-    failed = eventually("the status says why", lambda: active(world, namespace, status="False"), seconds=LONG)
+    failed = eventually("the status says why", lambda: active(world, namespace, status="False"))
     assert failed["reason"] == "MetricsUnavailable", failed
     with pytest.raises(RefusedError):
         cluster.items(namespace, "m", "llm_queue_depth")

@@ -68,7 +68,7 @@ class Cluster:
         self._wait(namespace, name, lambda found: why in found, why)
 
     def _wait(self, namespace: str, name: str, fits: Callable[[str], bool], what: str) -> None:
-        eventually(f"the queue of {name}: {what}", lambda: fits(self.value(namespace, name)), seconds=30)
+        eventually(f"the queue of {name}: {what}", lambda: fits(self.value(namespace, name)))
 
     def api_service(self, version: str) -> Body:
         return self.world.client.request("GET", f"{API_SERVICES}/{version}.custom.metrics.k8s.io")
@@ -77,7 +77,7 @@ class Cluster:
         return base64.b64decode(self.api_service(version)["spec"].get("caBundle", ""))
 
     def wait_available(self) -> None:
-        eventually(f"{VERSIONS} are available", lambda: all(map(self._is_available, VERSIONS)), seconds=30)
+        eventually(f"{VERSIONS} are available", lambda: all(map(self._is_available, VERSIONS)))
 
     def _is_available(self, version: str) -> bool:
         conditions = self.api_service(version).get("status", {}).get("conditions", [])

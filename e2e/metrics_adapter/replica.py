@@ -34,10 +34,8 @@ class AdapterReplica(Replica):
         }
         super().__init__(name, ["-m", "quire_metrics_adapter"], directory, probes, given)
 
-    def wait_ready(self, seconds: float = 30) -> AdapterReplica:
-        eventually(
-            f"{self.name} is ready", lambda: self.ask("/readyz")[0] == 200 or self.code, seconds=seconds
-        )
+    def wait_ready(self) -> AdapterReplica:
+        eventually(f"{self.name} is ready", lambda: self.ask("/readyz")[0] == 200 or self.code)
         assert self.code is None, self.tail()
         return self
 
@@ -46,6 +44,6 @@ class AdapterReplica(Replica):
         tls = ssl.create_default_context(cadata=trusted.decode())
         for certificate in request.pop("certificate", ()):
             tls.load_cert_chain(*certificate)
-        with httpx.Client(verify=tls, trust_env=False, timeout=10) as client:
+        with httpx.Client(verify=tls, trust_env=False, timeout=60) as client:
             url = f"https://127.0.0.1:{self.https_port}{path}"
             return client.get(url, extensions={"sni_hostname": HOST}, **request)

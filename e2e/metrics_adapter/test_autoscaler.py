@@ -23,17 +23,16 @@ def test_an_hpa_follows_the_queue_depth_and_keeps_its_replicas_while_it_is_unkno
     _deploy(cluster, namespace)
 
     engine.answer = says(queue=35)
-    eventually("four replicas", lambda: _replicas(cluster, namespace) == 4, seconds=30)
+    eventually("four replicas", lambda: _replicas(cluster, namespace) == 4)
     engine.answer = lambda: (503, b"")
     cluster.wait_refusal(namespace, "chat", "did not answer")
     eventually(
         "it says why",
         lambda: _condition(cluster, namespace, "ScalingActive").get("reason") == "FailedGetObjectMetric",
-        seconds=30,
     )
     assert _replicas(cluster, namespace) == 4
     engine.answer = says(queue=0)
-    eventually("one replica", lambda: _replicas(cluster, namespace) == 1, seconds=60)
+    eventually("one replica", lambda: _replicas(cluster, namespace) == 1)
 
 
 def _deploy(cluster: Cluster, namespace: str) -> None:

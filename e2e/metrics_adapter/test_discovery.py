@@ -61,7 +61,7 @@ def test_the_api_server_logs_no_openapi_errors_about_the_adapter(cluster: Cluste
         "application/merge-patch+json",
     )
     log = cluster.server.directory / "kube-apiserver.log"
-    eventually("it asked", lambda: "custom.metrics.k8s.io" in log.read_text(), seconds=10)
+    eventually("it asked", lambda: "custom.metrics.k8s.io" in log.read_text())
     lines = [line for line in log.read_text().splitlines() if "custom.metrics.k8s.io" in line]
 
     assert [line for line in lines if "resource not found" in line] == []
@@ -79,4 +79,4 @@ def test_a_namespace_can_still_be_deleted(cluster: Cluster, namespace: str) -> N
         assert not any(c["status"] == "True" for c in failed), failed
         return not done.stdout.strip()
 
-    eventually("the namespace is gone", is_gone, seconds=60, poll=0.5)
+    eventually("the namespace is gone", is_gone, poll=0.5)

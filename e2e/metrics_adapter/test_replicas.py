@@ -38,7 +38,7 @@ def test_one_of_two_replicas_continues_to_answer_when_the_other_is_killed(
         assert {"adapter-a", "adapter-b"} <= set(owners(cluster.bundle(version)))
     cluster.service.backends = [other.https_port]
     try:
-        eventually("the other one serves", lambda: _through(cluster, namespace, other), seconds=30)
+        eventually("the other one serves", lambda: _through(cluster, namespace, other))
         cluster.service.backends = [adapter.https_port, other.https_port]
         other.kill()
         seen: list[str] = []
@@ -47,7 +47,7 @@ def test_one_of_two_replicas_continues_to_answer_when_the_other_is_killed(
             seen.append(cluster.value(namespace, "chat"))
             return len(seen) >= 20 and set(seen[-20:]) == {"6"}
 
-        eventually("it goes on without the other one", twenty_in_a_row, seconds=30)
+        eventually("it goes on without the other one", twenty_in_a_row)
     finally:
         cluster.service.backends = [adapter.https_port]
     assert {value for value in seen if value.isdigit()} == {"6"}
@@ -100,7 +100,7 @@ def test_an_authority_that_was_removed_from_the_bundle_is_restored(
         "application/merge-patch+json",
     )
 
-    eventually("it is back", lambda: "adapter-a" in owners(cluster.bundle()), seconds=30, poll=0.5)
+    eventually("it is back", lambda: "adapter-a" in owners(cluster.bundle()), poll=0.5)
     cluster.wait_available()
 
 
@@ -116,7 +116,7 @@ def test_a_renewed_certificate_is_always_trusted_by_the_published_bundle(
         return int(replica.metrics()["quire_metrics_adapter_certificates_total"])
 
     first = renewals()
-    eventually("it was renewed twice", lambda: renewals() >= first + 2, seconds=30, poll=0.1)
+    eventually("it was renewed twice", lambda: renewals() >= first + 2, poll=0.1)
     assert owners(cluster.bundle()).count("adapter-c") <= 2
     assert "adapter-a" in owners(cluster.bundle())
 

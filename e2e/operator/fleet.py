@@ -43,7 +43,7 @@ class Fleet:
     def serve(self, number: int) -> None:
         """Write a ready pod and the status of the Deployment controller."""
         namespace, name = self.place(number)
-        eventually("its Deployment", lambda: self.world.get("Deployment", namespace, name), seconds=120)
+        eventually("its Deployment", lambda: self.world.get("Deployment", namespace, name))
         self.world.make_pod(namespace, name, pods.ready())
         self.world.roll_out(namespace, name, ready=1, progressing=DONE)
 

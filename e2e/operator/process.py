@@ -142,11 +142,10 @@ class OperatorProcess(Replica):
         }
         super().__init__(name, program, directory, port, given)
 
-    def wait_leading(self, world: World, seconds: float = 30) -> OperatorProcess:
+    def wait_leading(self, world: World) -> OperatorProcess:
         eventually(
             f"{self.name} leads\n{self.tail()}",
             lambda: world.lease_holder() == self.name or self.code is not None,
-            seconds=seconds,
         )
         assert self.code is None, self.tail()
         return self

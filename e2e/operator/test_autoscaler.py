@@ -24,15 +24,15 @@ def test_ownership_of_replicas_moves_to_the_hpa_controller_and_back(
     eventually("all children", lambda: world.has_children(namespace, "m"))
     with controllers.running(server, "horizontal-pod-autoscaler-controller"):
         edit(world, namespace, 1, replicas=None, autoscaling={"maxReplicas": 8})
-        eventually("it has looked", lambda: condition_reasons(world, namespace), seconds=30)
+        eventually("it has looked", lambda: condition_reasons(world, namespace))
         edit(world, namespace, 2)
         assert (count(world, namespace), owners(world, namespace)) == (6, {"quire-operator"})
 
         edit(world, namespace, 3, autoscaling={"maxReplicas": 4})
-        eventually("its upper bound", lambda: count(world, namespace) == 4, seconds=30)
+        eventually("its upper bound", lambda: count(world, namespace) == 4)
         assert owners(world, namespace) == {"kube-controller-manager"}
         edit(world, namespace, 4, autoscaling={"minReplicas": 5, "maxReplicas": 9})
-        eventually("its lower bound", lambda: count(world, namespace) == 5, seconds=30)
+        eventually("its lower bound", lambda: count(world, namespace) == 5)
         assert owners(world, namespace) == {"kube-controller-manager"}
 
         edit(world, namespace, 5, autoscaling=None, replicas=7)
@@ -48,7 +48,7 @@ def test_missing_metrics_and_a_conflicting_autoscaler_are_reported(
     world.deploy(namespace, "m", autoscaling={"maxReplicas": 8})
     world.make_pod(namespace, "m", pods.ready())
     with controllers.running(server, "horizontal-pod-autoscaler-controller"):
-        eventually("it has looked", lambda: condition_reasons(world, namespace), seconds=30)
+        eventually("it has looked", lambda: condition_reasons(world, namespace))
         world.wait_condition(namespace, "m", "ScalingActive", "Unknown", "NoReadyReplica")
         world.roll_out(namespace, "m", ready=1)
         world.wait_condition(namespace, "m", "ScalingActive", "Unknown", "AwaitingMetrics")
@@ -66,7 +66,6 @@ def test_missing_metrics_and_a_conflicting_autoscaler_are_reported(
         eventually(
             "Kubernetes stops both",
             lambda: "AmbiguousSelector" in condition_reasons(world, namespace),
-            seconds=30,
         )
         world.delete("HorizontalPodAutoscaler", namespace, "theirs")
         world.wait_condition(namespace, "m", "ScalingActive", "False", "MetricsUnavailable")
@@ -102,7 +101,7 @@ def test_pods_have_deletion_costs_by_load_only_while_a_scale_down_is_imminent(
         assert costs(world, namespace, made) == {"idle": None, "busy": None}
 
         say(world, namespace, "ScaleDownStabilized")
-        eventually("marks", lambda: costs(world, namespace, made) == {"idle": "0", "busy": "4"}, seconds=30)
+        eventually("marks", lambda: costs(world, namespace, made) == {"idle": "0", "busy": "4"})
         say(world, namespace, "ReadyForNewScale")
         eventually("no marks", lambda: costs(world, namespace, made) == {"idle": None, "busy": None})
 

@@ -302,6 +302,5 @@ def test_repeated_edits_of_a_child_by_others_do_not_cause_a_write_storm(
     eventually(
         "the selector is mended in the end",
         lambda: world.read("Service", namespace, "m")["spec"]["selector"]["serving.quire.dev/name"] == "m",
-        seconds=30,
     )
     assert 'apply_conflicts_total{kind="Service"}' in operator.ask("/metrics")[1]

@@ -104,7 +104,7 @@ def test_a_no_execute_taint_of_a_reclaimed_node_starts_the_drain_at_once(
     taint = {"key": "cloud.google.com/impending-node-termination", "effect": "NoExecute"}
     world.client.request("PATCH", NODE, {"spec": {"taints": [taint]}}, MERGE)
 
-    eventually("it drains", lambda: is_terminating(world, serving), seconds=10)
+    eventually("it drains", lambda: is_terminating(world, serving))
 
     pod = world.read("Pod", namespace, serving["metadata"]["name"])
     assert pod["metadata"]["deletionGracePeriodSeconds"] == 1 + 30 + 5, "streams have the time of a drain"

@@ -182,7 +182,6 @@ def test_a_quota_that_rejects_the_jobs_pod_is_reported_in_model_cached(world: Wo
             if (found := world.condition(namespace, "m", "ModelCached"))["reason"] == "QuotaExceeded"
             else None
         ),
-        seconds=40,
     )
 
     assert "exceeded quota: q" in cached["message"]

@@ -64,8 +64,8 @@ def test_gateway_crds_installed_later_are_used_without_a_restart_and_unset_field
     template = world.read("Deployment", namespace, "m")["spec"]["template"]
 
     request.getfixturevalue("installed")
-    route = eventually("the route", lambda: world.get("HTTPRoute", namespace, "m"), seconds=30)
-    pool = eventually("the pool", lambda: world.get("InferencePool", namespace, "m"), seconds=30)
+    route = eventually("the route", lambda: world.get("HTTPRoute", namespace, "m"))
+    pool = eventually("the pool", lambda: world.get("InferencePool", namespace, "m"))
     backend = {"group": "inference.networking.k8s.io", "kind": "InferencePool", "name": "m", "weight": 1}
     assert route["spec"]["rules"][0]["backendRefs"] == [backend]
     assert pool["spec"]["targetPorts"] == [{"number": 8000}]

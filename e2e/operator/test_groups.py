@@ -129,7 +129,7 @@ def wait_other_pods(world: World, namespace: str, before: dict[str, Body], count
         found = groups.group_pods(world, namespace, "m")
         return found if len(found) == count and not uids(found) & uids(before) else None
 
-    return eventually("pods of another group", others, seconds=40)
+    return eventually("pods of another group", others)
 
 
 def wait_in_status(world: World, namespace: str, leader: Body) -> None:
@@ -242,7 +242,6 @@ def test_an_autoscalers_number_of_groups_is_kept(
     eventually(
         "both groups are in the status",
         lambda: world.status(namespace, "m").get("readyReplicas") == 2,
-        seconds=40,
     )
     assert world.read("LeaderWorkerSet", namespace, "m")["spec"]["replicas"] == 2
 
@@ -278,7 +277,7 @@ def test_the_workers_of_a_group_that_drains_get_their_signal_once_the_leader_has
         found = groups.group_pods(world, namespace, "m")
         return {name for name, pod in found.items() if groups.is_ending(pod)}
 
-    eventually("the leader gets its signal", lambda: "m-0" in ending(), seconds=40)
+    eventually("the leader gets its signal", lambda: "m-0" in ending())
     assert world.read("Pod", namespace, "m-0")["metadata"]["deletionGracePeriodSeconds"] > 60, "it may drain"
     for _ in range(20):  # as many looks at the cluster; LeaderWorkerSet acts within a few milliseconds
         assert ending() == {"m-0"}, "its worker goes on"
@@ -286,7 +285,6 @@ def test_the_workers_of_a_group_that_drains_get_their_signal_once_the_leader_has
     eventually(
         "the worker gets its signal",
         lambda: "m-0-1" in ending() or "m-0-1" not in groups.group_pods(world, namespace, "m"),
-        seconds=40,
     )
 
 

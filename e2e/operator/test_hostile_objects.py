@@ -30,7 +30,6 @@ from e2e.waiting import eventually
 pytestmark = [pytest.mark.api, pytest.mark.timeout(600)]
 
 OBJECTS = int(os.environ.get("HOSTILE_OBJECTS", "100"))
-NEIGHBOUR_SECONDS = 5.0
 NEIGHBOURS = 25  # in turns, because the changes of one are paced
 KEPT = 40  # that are there at once
 LARGEST_EVERY = 40
@@ -175,12 +174,15 @@ def test_no_object_of_a_tenant_delays_a_neighbour_or_stops_the_operator(
     random_ = random.Random(20261123)
     world.namespace("hostile")
     world.namespace("neighbour")
-    operator = OperatorProcess("hostile", kubeconfig, tmp_path, QUIRE_RESYNC_SECONDS="20").start()
+    operator = OperatorProcess(
+        "hostile", kubeconfig, tmp_path, QUIRE_RESYNC_SECONDS="600"
+    ).start()  # which would hide a lost watch
     try:
         operator.wait_leading(world)
         for number in range(NEIGHBOURS):
             world.deploy("neighbour", f"m{number}", replicas=1)
         eventually("their children", lambda: world.has_children("neighbour", f"m{NEIGHBOURS - 1}"))
+        alone = [reconciled(world, operator, f"m{i}", replicas=2) for i in range(NEIGHBOURS)]
         there: list[tuple[str, str]] = []
         seconds: list[float] = []
         for index in range(OBJECTS):
@@ -192,14 +194,15 @@ def test_no_object_of_a_tenant_delays_a_neighbour_or_stops_the_operator(
             if len(there) > KEPT:
                 kind, name = there.pop(0)
                 assert world.client.send("DELETE", f"{PATHS[kind].format('hostile')}/{name}") == 200
-            seconds.append(reconciled(world, operator, f"m{index % NEIGHBOURS}", replicas=2 + index))
+            seconds.append(reconciled(world, operator, f"m{index % NEIGHBOURS}", replicas=3 + index))
         assert operator.code is None, operator.tail()
-        *_, late, latest = sorted(seconds)
+        usual, before = statistics.median(seconds), statistics.median(alone)
         record_property(
-            "measured", f"{OBJECTS}: a neighbour's change within {late:.2f} s, once {latest:.2f} s"
+            "measured",
+            f"{OBJECTS}: a neighbour's change in {usual:.2f} s ({before:.2f} s before them), "
+            f"at most {max(seconds):.2f} s",
         )
-        usual = statistics.median(seconds)
-        assert late < max(NEIGHBOUR_SECONDS, 5 * usual), "but for one, which the machine may have delayed"
+        assert usual < 5 * before
 
         metrics = operator.metrics()
         unreadable = {name: n for name, n in metrics.items() if "unreadable_objects_total" in name}
@@ -226,5 +229,5 @@ def reconciled(world: World, operator: OperatorProcess, name: str, replicas: int
         assert operator.code is None, operator.tail()
         return bool(world.read("Deployment", "neighbour", name)["spec"]["replicas"] == replicas)
 
-    eventually("the neighbour is reconciled", applied, seconds=30, poll=0.02)
+    eventually("the neighbour is reconciled", applied, poll=0.02)
     return time.monotonic() - began

@@ -69,7 +69,7 @@ def test_keda_installed_later_is_used_without_a_restart(
     world.wait_events(namespace, "m", "KEDAMissing")
 
     request.getfixturevalue("installed")
-    made = eventually("the ScaledObject", lambda: world.get("ScaledObject", namespace, "m"), seconds=30)
+    made = eventually("the ScaledObject", lambda: world.get("ScaledObject", namespace, "m"))
     assert made["spec"]["scaleTargetRef"]["name"] == "m"
     world.wait_condition(namespace, "m", "ScalingActive", "Unknown", "AwaitingKEDA")
     assert count(world, namespace) == 2

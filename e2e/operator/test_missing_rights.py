@@ -41,7 +41,7 @@ def test_the_operator_survives_a_minute_without_rights(
     finally:
         world.client.request("PATCH", ROLE, {"rules": rules}, MERGE)
 
-    eventually("the Service is back", lambda: world.get("Service", namespace, "m"), seconds=30)
+    eventually("the Service is back", lambda: world.get("Service", namespace, "m"))
     assert operator.code is None
 
 
@@ -65,7 +65,7 @@ def test_with_an_older_role_only_llmdeployments_that_need_the_missing_rights_wai
     finally:
         world.client.request("PATCH", ROLE, {"rules": rules}, MERGE)
 
-    eventually("the Job", lambda: world.child("Job", namespace, "fetched"), seconds=30)
+    eventually("the Job", lambda: world.child("Job", namespace, "fetched"))
     log = operator.log.read_text(encoding="utf-8")
     for kind in ("Job", "InferencePool"):
         assert log.count(f"LLMDeployments that need a {kind} have to wait") == 1

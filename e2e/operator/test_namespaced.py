@@ -53,7 +53,7 @@ def test_a_namespaced_operator_needs_no_cluster_role(server: ApiServer, world: W
         eventually("the Service is back", lambda: world.get("Service", "team-a", "after"))
         world.deploy("team-a", "scaled", autoscaling={"maxReplicas": 4})
         with controllers.running(server, "horizontal-pod-autoscaler-controller"):
-            eventually("the autoscaler lacks metrics", lambda: lacks_adapter(world, "scaled"), seconds=40)
+            eventually("the autoscaler lacks metrics", lambda: lacks_adapter(world, "scaled"))
         world.wait_event("team-a", "scaled", "MetricsAdapterMissing")
     finally:
         operator.stop()

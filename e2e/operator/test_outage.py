@@ -37,10 +37,10 @@ def test_the_operator_survives_a_minute_without_answers_of_the_api_server(
         # Past the renew deadline it cannot know that it leads, so it must not believe it.
         assert "quire_operator_leader 0.0" in operator.ask("/metrics")[1]
 
-    eventually("the API server answers", lambda: world.find("LLMDeployment", namespace), seconds=30)
+    eventually("the API server answers", lambda: world.find("LLMDeployment", namespace))
     back = time.monotonic()
     world.deploy(namespace, "after")
-    eventually("a new LLMDeployment is served", lambda: world.has_children(namespace, "after"), seconds=30)
+    eventually("a new LLMDeployment is served", lambda: world.has_children(namespace, "after"))
 
     print(f"\n  caught up {time.monotonic() - back:.1f} s after the API server was back")
     assert time.monotonic() - back <= 15

@@ -186,7 +186,7 @@ def test_a_claim_is_used_once_its_owner_has_labelled_it(world: World, namespace:
 
     labels = {"serving.quire.dev/referable": "true"}
     world.patch("PersistentVolumeClaim", namespace, "theirs", {"metadata": {"labels": labels}})
-    eventually("the download", lambda: world.child("Job", namespace, "m"), seconds=30)
+    eventually("the download", lambda: world.child("Job", namespace, "m"))
 
 
 @pytest.mark.parametrize(

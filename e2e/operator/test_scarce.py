@@ -135,7 +135,7 @@ def test_a_rollout_with_as_many_gpus_as_replicas_completes_with_at_most_one_repl
     with Kubelet(world, namespace) as kubelet:
         fields: dict[str, Any] = {"resources": resources, "rollout": {"surgeWaitSeconds": 10}}
         world.deploy(namespace, "m", replicas=replicas, **fields)
-        before = eventually("it serves", lambda: serving(world, namespace, replicas), seconds=60)
+        before = eventually("it serves", lambda: serving(world, namespace, replicas))
         kubelet.ready.clear()
 
         world.patch("LLMDeployment", namespace, "m", {"spec": {"engine": {"maxNumSeqs": 4}}})
@@ -143,7 +143,6 @@ def test_a_rollout_with_as_many_gpus_as_replicas_completes_with_at_most_one_repl
         eventually(
             "all pods are new",
             lambda: (now := serving(world, namespace, replicas)) and now.isdisjoint(before),
-            seconds=90,
         )
         worst = min(kubelet.ready)
 
@@ -166,7 +165,7 @@ def test_a_rollout_whose_surge_pod_a_quota_refuses_names_the_quota_and_completes
     allow_pods(world, namespace, 2)
     with Kubelet(world, namespace) as kubelet:
         world.deploy(namespace, "m", replicas=2, rollout={"surgeWaitSeconds": 10})
-        before = eventually("it serves", lambda: serving(world, namespace, 2), seconds=60)
+        before = eventually("it serves", lambda: serving(world, namespace, 2))
         kubelet.ready.clear()
 
         edited = world.patch("LLMDeployment", namespace, "m", {"spec": {"engine": {"maxNumSeqs": 4}}})
@@ -179,7 +178,6 @@ def test_a_rollout_whose_surge_pod_a_quota_refuses_names_the_quota_and_completes
         eventually(
             "all pods are new",
             lambda: (now := serving(world, namespace, 2)) and now.isdisjoint(before),
-            seconds=90,
         )
         worst = min(kubelet.ready)
 
@@ -198,7 +196,7 @@ def test_a_failing_spec_is_rolled_back_without_replacing_the_pods_that_serve(
     make_claim(world, namespace)
     with Kubelet(world, namespace) as kubelet:
         world.deploy(namespace, "m", replicas=2, rollout={"autoRollback": True})
-        before = eventually("it serves", lambda: serving(world, namespace, 2), seconds=60)
+        before = eventually("it serves", lambda: serving(world, namespace, 2))
         good = world.status(namespace, "m")["renderRevision"]
         kubelet.ready.clear()
 
@@ -214,7 +212,7 @@ def test_a_failing_spec_is_rolled_back_without_replacing_the_pods_that_serve(
         assert sorted(reason for reason in reasons if reason != "ModelNotFound") == ["Ready", "RolledBack"]
 
         world.patch("LLMDeployment", namespace, "m", model_at("somewhere"))
-        after = eventually("the next edit", lambda: serving(world, namespace, 2), seconds=60)
+        after = eventually("the next edit", lambda: serving(world, namespace, 2))
         assert before.isdisjoint(after)
         assert min(kubelet.ready) >= 2
 
@@ -227,7 +225,7 @@ def test_a_replica_without_a_gpu_is_told_within_15_seconds_and_blocks_no_drain(
     resources: Body = {"cpu": "1", "memory": "2Gi", "gpu": {"resourceName": GPU}}
     with Kubelet(world, namespace):
         world.deploy(namespace, "m", replicas=1, resources=resources)
-        served = eventually("it serves", lambda: serving(world, namespace, 1), seconds=60)
+        served = eventually("it serves", lambda: serving(world, namespace, 1))
 
         world.patch("LLMDeployment", namespace, "m", {"spec": {"replicas": 2}})
         begun = time.monotonic()

@@ -80,6 +80,6 @@ def test_a_secret_can_be_named_once_its_owner_has_labelled_it(
         path = f"{SECRETS.format(NAMESPACE)}/theirs"
         world.client.request("PATCH", path, {"metadata": {"labels": labels}}, "application/merge-patch+json")
         for name in fields:
-            eventually(f"{name} has its children", partial(world.has_children, NAMESPACE, name), seconds=30)
+            eventually(f"{name} has its children", partial(world.has_children, NAMESPACE, name))
     finally:
         operator.stop()

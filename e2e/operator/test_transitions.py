@@ -65,7 +65,7 @@ def test_any_sequence_of_specs_ends_in_the_children_of_a_new_llmdeployment(
         return comparable(world, travelled, last) == comparable(world, fresh, last)
 
     try:
-        eventually("the same children", is_alike, seconds=15)
+        eventually("the same children", is_alike)
     except AssertionError:
         differing = differences(comparable(world, travelled, last), comparable(world, fresh, last))
         assert differing == [], world.condition(fresh, "m", "Ready")["message"]
@@ -127,7 +127,7 @@ def answered(world: World, namespace: str) -> None:
         model = world.read("LLMDeployment", namespace, "m")
         return bool(model.get("status", {}).get("observedGeneration") == model["metadata"]["generation"])
 
-    eventually(f"{namespace} is answered to", is_answered, seconds=30)
+    eventually(f"{namespace} is answered to", is_answered)
 
 
 def comparable(world: World, namespace: str, spec: Body) -> dict[str, Body]:

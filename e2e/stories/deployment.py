@@ -75,7 +75,7 @@ class LLMDeployment:
         found = [c for c in self.status().get("conditions", []) if c["type"] == kind]
         return found[0] if found else {"status": "Unknown", "reason": "", "message": ""}
 
-    def wait_ready(self, timeout: int = 180) -> None:
+    def wait_ready(self, timeout: int = 240) -> None:
         """Waits for Ready, then for the Service; a timeout fails and shows the status and the pods."""
         try:
             self.kube.run(
@@ -97,7 +97,7 @@ class LLMDeployment:
                 return False
             return True
 
-        eventually("the Service accepts connections", accepts, timeout=15)
+        eventually("the Service accepts connections", accepts)
 
     def wait_settled(self, timeout: float = 240) -> Manifest:
         """Waits until the newest generation is observed, Ready and not reconciling; returns the status."""
@@ -117,7 +117,7 @@ class LLMDeployment:
         self._wait_routed()
         return status
 
-    def wait_failure(self, reason: str, timeout: float = 120) -> Manifest:
+    def wait_failure(self, reason: str, timeout: float = 240) -> Manifest:
         """Waits for `status.lastFailure.reason == reason`."""
 
         def failed() -> Manifest | None:
@@ -126,7 +126,7 @@ class LLMDeployment:
 
         return eventually(f"{self.name} reports lastFailure {reason}", failed, timeout=timeout, poll=0.5)
 
-    def wait_reason(self, condition: str, reason: str, timeout: float = 120) -> Manifest:
+    def wait_reason(self, condition: str, reason: str, timeout: float = 240) -> Manifest:
         """Waits until `condition` has `reason`; returns the condition."""
 
         def found_reason() -> Manifest | None:
@@ -137,7 +137,7 @@ class LLMDeployment:
             f"{self.name} condition {condition} has reason {reason}", found_reason, timeout=timeout, poll=0.5
         )
 
-    def wait_fault(self, name: str, timeout: float = 120) -> None:
+    def wait_fault(self, name: str, timeout: float = 240) -> None:
         """Waits until an injected fault took effect, by the log of a server."""
         eventually(
             f"{name} took effect in {self.name}", lambda: name in self._faults(), timeout=timeout, poll=1.0

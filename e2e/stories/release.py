@@ -58,7 +58,7 @@ class OperatorRelease:
             "--timeout=180s",
             stdin=stdin,
         )
-        eventually("an operator pod leads", lambda: self.leader() in self.pods(), timeout=90)
+        eventually("an operator pod leads", lambda: self.leader() in self.pods())
 
     def pods(self) -> list[str]:
         pods = self.kube.list("pods", NAMESPACE, f"app.kubernetes.io/name={DEPLOYMENT}")
@@ -72,4 +72,4 @@ class OperatorRelease:
         """Deletes every operator pod and returns when a new one is the leader."""
         old = self.pods()
         self.kube.run("delete", "pods", "-n", NAMESPACE, *old, "--wait=true", "--timeout=60s")
-        eventually("a new operator pod leads", lambda: self.leader() in self.pods(), timeout=90)
+        eventually("a new operator pod leads", lambda: self.leader() in self.pods())

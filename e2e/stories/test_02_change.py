@@ -52,7 +52,7 @@ def test_a_failed_rollout_is_rolled_back_and_the_next_edit_is_rolled_out(
 
     with StreamLoad(llm.base_url, SERVED_NAME) as load:
         llm.patch({"model": {"source": {"pvc": {"path": "nowhere"}}}})
-        ready = llm.wait_reason("Ready", "RolledBack", timeout=180)
+        ready = llm.wait_reason("Ready", "RolledBack")
         eventually(
             "only the old pods are left",
             lambda: {pod["metadata"]["uid"] for pod in llm.pods()} == before,

@@ -16,10 +16,10 @@ def test_scaling_up_and_down_breaks_no_stream(kube: Kubectl, deploy: Callable[..
 
     with StreamLoad(llm.base_url, SERVED_NAME, clients=3) as load:
         kube.run("scale", "llmdeployment", llm.name, "-n", llm.namespace, "--replicas=3")
-        eventually("three pods serve", lambda: len(llm.endpoints()) == 3, timeout=240)
+        eventually("three pods serve", lambda: len(llm.endpoints()) == 3)
         load.wait_for_more(3)
         kube.run("scale", "llmdeployment", llm.name, "-n", llm.namespace, "--replicas=1")
-        eventually("one pod is left", lambda: len(llm.pods()) == 1 and len(llm.endpoints()) == 1, timeout=120)
+        eventually("one pod is left", lambda: len(llm.pods()) == 1 and len(llm.endpoints()) == 1)
         load.wait_for_more(3)
 
     assert load.broken == []
@@ -31,7 +31,7 @@ def test_suspend_deletes_every_pod_and_resume_serves_again(deploy: Callable[...,
     llm.wait_ready()
 
     llm.patch({"suspend": True})
-    eventually("no pod is left", lambda: not llm.pods(), timeout=120)
+    eventually("no pod is left", lambda: not llm.pods())
     eventually("the phase says so", lambda: llm.status().get("phase") == "Suspended")
     llm.patch({"suspend": False})
     llm.wait_settled()

@@ -141,7 +141,7 @@ def test_a_killed_engine_is_reported_and_the_container_restarts(llm: LLMDeployme
     assert killed.split(), "no engine was found in the pod"
     failure = llm.wait_failure("EngineCrashed")
 
-    eventually("the pod serves again", lambda: llm.endpoints() == {name}, timeout=60)
+    eventually("the pod serves again", lambda: llm.endpoints() == {name})
     llm.wait_ready()
     (pod,) = llm.pods()
     assert pod["metadata"]["name"] == name

@@ -78,7 +78,7 @@ def test_a_model_of_a_hub_is_downloaded_and_served_and_only_the_downloader_has_t
     kube: Kubectl, place: Place, namespace: str, token: str, deploy: Callable[..., LLMDeployment]
 ) -> None:
     llm = deploy("fetched", model=hub_model(namespace), cache=OF_HUB)
-    eventually("it downloads", lambda: llm.status().get("phase") == "Downloading", timeout=60, poll=0.2)
+    eventually("it downloads", lambda: llm.status().get("phase") == "Downloading", poll=0.2)
     llm.wait_ready()
     with llm.client() as client:
         answer = client.completions.create(model=SERVED_NAME, prompt="Once upon a time", max_tokens=8)
@@ -222,7 +222,7 @@ def test_a_killed_download_job_resumes_and_a_corrupt_file_is_downloaded_again(
     llm = deploy("shared", model=model, cache=cache, replicas=replicas)
     size = (place.model / "model.safetensors").stat().st_size
     for part in range(1, KILLS + 1):
-        pod = eventually("the Job's pod", lambda: running_fetcher(llm), timeout=120)
+        pod = eventually("the Job's pod", lambda: running_fetcher(llm))
         enough = int(size * (part - random.random()) / (KILLS + 1))
         eventually(
             "a part of the weights is there",

@@ -46,7 +46,7 @@ def test_a_deleted_pod_finishes_its_stream_while_new_requests_go_elsewhere(
         kube.delete("pod", name, llm.namespace, "--wait=false")
         eventually("the pod left the Service", lambda: name not in llm.endpoints())
         llm.patch({"replicas": 1})
-        eventually("another pod serves", lambda: llm.endpoints() - {name}, timeout=120)
+        eventually("another pod serves", lambda: llm.endpoints() - {name})
         answer = fresh.chat.completions.create(
             model=SERVED_NAME, messages=[{"role": "user", "content": "Hi"}], max_tokens=8
         )
@@ -54,4 +54,4 @@ def test_a_deleted_pod_finishes_its_stream_while_new_requests_go_elsewhere(
 
     assert answer.choices[0].finish_reason in {"stop", "length"}
     assert finish == "length", "the stream of the deleted pod did not run to its end"
-    eventually("the deleted pod is gone", lambda: kube.get("pods", name, llm.namespace) is None, timeout=90)
+    eventually("the deleted pod is gone", lambda: kube.get("pods", name, llm.namespace) is None)

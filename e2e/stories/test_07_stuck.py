@@ -51,8 +51,8 @@ def test_a_stuck_engine_leaves_the_service_and_is_restarted(deploy: Callable[...
     (pod,) = llm.pods()
 
     asked = send_in_background(llm)
-    llm.wait_fault("stuck_step", timeout=60)
-    eventually("the stuck pod left the Service", lambda: not llm.endpoints(), timeout=60)
+    llm.wait_fault("stuck_step")
+    eventually("the stuck pod left the Service", lambda: not llm.endpoints())
     failure = llm.wait_failure("EngineStalled")
     eventually(
         "the restarted pod serves again", lambda: llm.endpoints() == {pod["metadata"]["name"]}, timeout=120
@@ -103,10 +103,10 @@ def test_a_canary_that_stays_wrong_removes_the_pod_from_the_service_and_restarts
     llm = deploy(
         "canary", engine=engine_with_fault("wrong_canary:after=1"), health={"canaryIntervalSeconds": 5}
     )
-    eventually("the pod serves at first", lambda: llm.endpoints(), timeout=120)
+    eventually("the pod serves at first", lambda: llm.endpoints())
 
-    llm.wait_fault("wrong_canary", timeout=60)
-    eventually("the pod left the Service", lambda: not llm.endpoints(), timeout=90)
+    llm.wait_fault("wrong_canary")
+    eventually("the pod left the Service", lambda: not llm.endpoints())
     ready = llm.wait_reason("Ready", "CanaryMismatch")
 
     assert ready["status"] == "False"

@@ -73,14 +73,14 @@ def test_a_pod_that_ends_with_a_reason_has_it_in_the_status_and_one_event(
     if reason in FAULTS:
         llm.wait_fault(FAULTS[reason])
     if reason == "OOMKilled":
-        eventually("the kubelet says so", lambda: "OOMKilled" in ended(llm), timeout=120)
+        eventually("the kubelet says so", lambda: "OOMKilled" in ended(llm))
 
     failure = llm.wait_failure(reason)
 
     assert failure["exitCode"] != 0
     assert len(failure["message"]) > 20, "the message does not say what to do"
     assert llm.condition("Ready")["status"] == "False"
-    eventually("an Event reports it", lambda: llm.events(reason), timeout=20)
+    eventually("an Event reports it", lambda: llm.events(reason))
     assert len(llm.events(reason)) == 1
     llm.remove()
 

@@ -146,8 +146,8 @@ def test_replicas_follow_the_queue_without_flapping_and_new_ones_answer_clients_
                 "all replicas are ready", lambda: ready_replicas(llm) == MAX_REPLICAS, timeout=120, poll=0.5
             )
             eventually("all of them serve", lambda: len(llm.endpoints()) == MAX_REPLICAS)
-            eventually("all of them answer", lambda: every_replica_answers(llm), timeout=4 * CONNECTION_AGE)
-        eventually("one replica is wanted", lambda: replica_log.wanted[-1] == 1, timeout=120, poll=0.5)
+            eventually("all of them answer", lambda: every_replica_answers(llm))
+        eventually("one replica is wanted", lambda: replica_log.wanted[-1] == 1, poll=0.5)
         eventually(
             "one replica is left", lambda: ready_replicas(llm) == len(llm.pods()) == 1, timeout=120, poll=0.5
         )

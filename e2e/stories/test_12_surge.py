@@ -32,7 +32,7 @@ def settled_pods(kube: Kubectl) -> list[Manifest]:
 
 def roomiest_node(kube: Kubectl) -> tuple[str, int]:
     """The hostname of the node with the most unrequested memory, and that memory in bytes."""
-    pods = eventually("no pod is terminating", lambda: settled_pods(kube), timeout=120)
+    pods = eventually("no pod is terminating", lambda: settled_pods(kube))
 
     def free(node: Manifest) -> int:
         asked = sum(
@@ -79,7 +79,7 @@ def test_a_rollout_without_room_to_surge_completes_and_at_least_one_replica_alwa
         scheduling={"nodeSelector": {HOSTNAME: node}},
         rollout={"surgeWaitSeconds": 15},
     )
-    eventually("two pods serve", lambda: len(llm.endpoints()) == 2, timeout=240)
+    eventually("two pods serve", lambda: len(llm.endpoints()) == 2)
     llm.wait_ready()
     before = {pod["metadata"]["uid"] for pod in llm.pods()}
 

@@ -129,5 +129,5 @@ def test_transfers_are_as_expected_again_with_the_first_that_succeeds(
         ask(llm, next(topics))
         return transfers(kube, llm)[0] > 0
 
-    eventually("a prompt comes from the new prefill pod", succeeds, timeout=180, poll=2.0)
+    eventually("a prompt comes from the new prefill pod", succeeds, poll=2.0)
     llm.wait_reason("TransferDegraded", "AsExpected")

@@ -40,7 +40,7 @@ def test_a_spot_node_that_is_reclaimed_drains_at_once_and_finishes_the_stream(
         chunks = started_stream(held)
         kube.run("taint", "node", node, f"{TAINT}:NoExecute")
         assert TAINT in str((kube.get("nodes", node) or {}).get("spec", {}).get("taints")), "it is tainted"
-        eventually("the pod left the Service", lambda: name not in llm.endpoints(), timeout=15)
+        eventually("the pod left the Service", lambda: name not in llm.endpoints())
         finish = finish_reason(chunks)
 
     assert finish == "length", "the stream on the reclaimed node did not run to its end"

@@ -72,7 +72,7 @@ def gateway(kube: Kubectl, operator: OperatorRelease, namespace: str) -> Iterato
     )  # fmt: skip
     service = kube.get("services", NAME, NAMESPACE)
     assert service is not None
-    eventually("both gateways are ready", lambda: len(ready_gateways(kube)) == 2, timeout=120)
+    eventually("both gateways are ready", lambda: len(ready_gateways(kube)) == 2)
     yield f"http://{service['spec']['clusterIP']}:{service['spec']['ports'][0]['port']}"
     operator.upgrade("--set", "gateway.enabled=false")
 
@@ -83,7 +83,7 @@ def model(kube: Kubectl, namespace: str, gateway: str) -> Iterator[LLMDeployment
     llm = LLMDeployment(kube, namespace, "behind")
     llm.apply(small_spec())
     llm.wait_ready()
-    eventually("the gateway serves it", lambda: llm.name in served(gateway), timeout=60)
+    eventually("the gateway serves it", lambda: llm.name in served(gateway))
     yield llm
     llm.remove()
 
@@ -155,12 +155,12 @@ def test_no_stream_breaks_while_the_gateways_are_replaced(
     for thread in threads:
         thread.start()
     try:
-        eventually("streams have begun", lambda: streams.whole >= STREAMS, timeout=120)
+        eventually("streams have begun", lambda: streams.whole >= STREAMS)
         kube.run("rollout", "restart", "deployment", NAME, "-n", NAMESPACE)
         kube.run("rollout", "status", "deployment", NAME, "-n", NAMESPACE, "--timeout=300s")
-        eventually("all gateways are new", lambda: not before & ready_gateways(kube), timeout=180)
+        eventually("all gateways are new", lambda: not before & ready_gateways(kube))
         begun = streams.whole
-        eventually("streams go on", lambda: streams.whole >= begun + STREAMS, timeout=120)
+        eventually("streams go on", lambda: streams.whole >= begun + STREAMS)
     finally:
         streams.stop()
         for thread in threads:

@@ -44,7 +44,6 @@ for path in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
         print(path.parent.name)
         break
 """
-RENEWED_SECONDS = 240.0  # several processes load torch on two busy CPUs
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +72,7 @@ class Groups:
             uids = frozenset(pod["metadata"]["uid"] for pod in self.llm.ready_pods())
             return uids if len(uids) == self.num_pods and not uids & without else None
 
-        uids = eventually(f"{self.num_pods} new pods are ready", renewed, timeout=RENEWED_SECONDS, poll=0.5)
+        uids = eventually(f"{self.num_pods} new pods are ready", renewed, poll=0.5)
         self.llm.wait_settled()
         return uids
 

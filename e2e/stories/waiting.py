@@ -10,6 +10,6 @@ from e2e import waiting
 T = TypeVar("T")
 
 
-def eventually(what: str, probe: Callable[[], T | None], *, timeout: float = 60.0, poll: float = 0.2) -> T:
+def eventually(what: str, probe: Callable[[], T | None], *, timeout: float = 240.0, poll: float = 0.2) -> T:
     """As `e2e.waiting.eventually`."""
     return waiting.eventually(what, probe, seconds=timeout, poll=poll)

@@ -50,7 +50,7 @@ connection.close()
 """
 CONNECT = """
 import socket, sys
-connection = socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=30)
+connection = socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=60)
 print(connection.recv(100).decode() if sys.argv[3] == "read" else "", end="")
 """
 

@@ -62,7 +62,7 @@ def test_a_real_collector_takes_the_spans_and_passes_them_on_whole(tmp_path):
             server.url + "/v1/completions",
             json=body,
             headers={"traceparent": f"00-{trace_id}-{span_id}-01"},
-            timeout=20,
+            timeout=60,
         )
         found = spans.of_trace(trace_id, 4)
         root = found.pop("text_completion tiny")

@@ -8,8 +8,6 @@ from tests.gateway.launch import Gateway
 from tests.server import tiny_model
 from tests.server.launch import Server
 
-READY_SECONDS = 120
-
 
 class Clock:
     """Stands still, but for what a test adds."""
@@ -33,7 +31,7 @@ def engines(tmp_path_factory):
         Server(model, tmp_path_factory.mktemp("one")) as one,
         Server(model, tmp_path_factory.mktemp("two")) as two,
     ):
-        yield one.wait_ready(READY_SECONDS), two.wait_ready(READY_SECONDS)
+        yield one.wait_ready(), two.wait_ready()
 
 
 def slice_of(uid, engine, port=None):
@@ -58,7 +56,7 @@ def start(kube, tmp_path):
             kube.put(each)
         gateway = Gateway(kube.url, tmp_path, **environ)
         started.append(gateway)
-        gateway.wait_replicas(len(slices), seconds=READY_SECONDS)
+        gateway.wait_replicas(len(slices))
         return gateway
 
     yield start
@@ -80,4 +78,4 @@ def shared(engines, tmp_path_factory):
         for uid, engine in zip(("one", "two"), engines, strict=True):
             stub.put(slice_of(uid, engine))
         with Gateway(stub.url, tmp_path_factory.mktemp("gateway")) as gateway:
-            yield gateway.wait_replicas(2, seconds=READY_SECONDS)
+            yield gateway.wait_replicas(2)

@@ -40,7 +40,7 @@ class Gateway(Server):
             return self.metric("gateway_replicas", model=model, state=state)
         return 0
 
-    def wait_replicas(self, number, state="ready", seconds=30.0):
+    def wait_replicas(self, number, state="ready", seconds=120.0):
         """Wait until the gateway knows so many."""
         self.wait(f"{number} replicas are {state}", lambda: self.replicas(state) == number, seconds)
         self.wait("all kinds are listed", lambda: self.probe("readyz") == 200, seconds)

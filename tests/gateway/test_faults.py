@@ -172,7 +172,7 @@ def test_a_drain_breaks_no_stream_and_ends_when_the_last_one_has(start, engines)
         reader.start()
         reader.join(60)
     assert done == ["data: [DONE]"]
-    assert gateway.wait_end(30) == 0
+    assert gateway.wait_end() == 0
 
 
 def test_a_second_sigterm_ends_streams_with_an_error_event(start, engines, proxy):
@@ -187,4 +187,4 @@ def test_a_second_sigterm_ends_streams_with_an_error_event(start, engines, proxy
         *_, error, done = (line for line in lines if line)
     assert done == "data: [DONE]"
     assert json.loads(error.removeprefix("data: "))["error"]["code"] == "draining"
-    assert gateway.wait_end(30) == 0
+    assert gateway.wait_end() == 0

@@ -68,7 +68,7 @@ async def sending(peers, outbox, key=KEY):
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def eventually(condition, seconds=20.0):
+async def eventually(condition, seconds=120.0):
     async with asyncio.timeout(seconds):
         while not condition():
             await asyncio.sleep(0.01)  # a poll of the condition

@@ -113,7 +113,7 @@ def test_a_client_that_hangs_up_frees_the_engine_within_a_second(shared, engines
     with send_and_wait(shared, engines, {**LONG, "stream": stream}):
         pass
     begun = time.monotonic()
-    shared.wait("the row is free", lambda: not sum(one.statusz()["running"] for one in engines), 10)
+    shared.wait("the row is free", lambda: not sum(one.statusz()["running"] for one in engines))
     seconds = time.monotonic() - begun
     shared.wait("the request is over", lambda: shared.metric("gateway_requests_in_flight") == 0)
     assert shared.metric("gateway_requests_total", **aborted) >= 1
@@ -124,7 +124,7 @@ def test_a_replica_gets_no_header_that_is_not_meant_for_it(start, engines, proxy
     gateway = start(slice_of("one", engines[0], proxy.port))
     secrets = {"authorization": "Bearer s3cret", "cookie": "a=s3cret", "x-quire-priority": "s3cret"}
     headers = {**secrets, "x-request-id": "mine", "traceparent": f"00-{1:032x}-{1:016x}-01"}
-    answer = httpx.post(gateway.url + "/v1/chat/completions", json=CHAT, headers=headers, timeout=20)
+    answer = httpx.post(gateway.url + "/v1/chat/completions", json=CHAT, headers=headers, timeout=60)
     assert answer.headers["x-request-id"] == "mine"
     (head, *_) = b"".join(proxy.requests).split(b"\r\n\r\n")
     assert b"s3cret" not in head
@@ -136,7 +136,7 @@ def test_a_replica_gets_no_header_that_is_not_meant_for_it(start, engines, proxy
 def test_a_body_goes_to_the_replica_byte_by_byte_as_it_came(start, engines, proxy):
     gateway = start(slice_of("one", engines[0], proxy.port))
     body = b'{ "model" : "tiny", "prompt":"\\u00e9\xc3\xa9", "max_tokens": 1, "seed": 1e0,\t"n": 1}\n'
-    answer = httpx.post(gateway.url + "/v1/completions", content=body, timeout=20)
+    answer = httpx.post(gateway.url + "/v1/completions", content=body, timeout=60)
     assert b"".join(proxy.requests).endswith(b"\r\n\r\n" + body), answer.text
 
 

@@ -5,7 +5,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
-from tests.gateway.conftest import READY_SECONDS, slice_of
+from tests.gateway.conftest import slice_of
 from tests.gateway.kube_stub import NAMESPACE
 from tests.gateway.launch import Gateway
 from tests.server import tiny_model
@@ -34,7 +34,7 @@ def engine(private_key, tmp_path_factory):
     keys = ("--gateway-keys-dir", str(private_key.parent / "public"))
     flags = ("--served-model-name", "served", *keys, "--gateway-audience", f"{NAMESPACE}/tiny")
     with Server(model, tmp_path_factory.mktemp("engine"), *flags, "--canary-interval-seconds", "1") as engine:
-        yield engine.wait_ready(READY_SECONDS)
+        yield engine.wait_ready()
 
 
 def test_only_the_gateway_gets_answers_and_probes_and_metrics_need_no_token(engine):

@@ -65,7 +65,7 @@ class Prometheus:
             self.process = subprocess.Popen(command, stdout=log, stderr=log)
 
     def query_api(self, path: str, **parameters: str) -> Any:
-        answer = httpx.get(f"{self.url}/api/v1/{path}", params=parameters, timeout=5, verify=NO_TLS)
+        answer = httpx.get(f"{self.url}/api/v1/{path}", params=parameters, timeout=60, verify=NO_TLS)
         assert answer.status_code == 200, answer.text
         return answer.json()["data"]
 

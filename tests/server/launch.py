@@ -21,6 +21,8 @@ from quire_server import fault_injection
 # No server here speaks TLS; without this every call would read the list of authorities first, in 20 ms.
 NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
+HANG_SECONDS = 120  # against hangs, never a bar for a time: everything else runs on this machine as well
+
 
 class Server:
     """A running server. `directory` takes its log and its termination log. A test with a `fault` fails where
@@ -64,7 +66,7 @@ class Server:
         self.process.wait(10)
         assert kind or self._faults <= self.faults(), f"{self._faults - self.faults()} took no effect"
 
-    def wait(self, what, condition, seconds=30.0):
+    def wait(self, what, condition, seconds=HANG_SECONDS):
         """Poll until `condition` is true; its value is returned."""
         end = time.monotonic() + seconds
         while not (value := condition()):
@@ -72,12 +74,12 @@ class Server:
             time.sleep(0.02)
         return value
 
-    def wait_ready(self, seconds=60):
+    def wait_ready(self, seconds=HANG_SECONDS):
         self.wait("ready", lambda: self.ended() or self.probe("readyz") == 200, seconds)
         assert self.process.poll() is None, self.log.read_text()[-3000:]
         return self
 
-    def wait_end(self, seconds=15.0):
+    def wait_end(self, seconds=HANG_SECONDS):
         """The exit code, once the process has ended."""
         try:
             return self.process.wait(seconds)
@@ -94,7 +96,7 @@ class Server:
             recorder.record("fault", fault)
         return took_effect
 
-    def wait_fault(self, name, seconds=30.0):
+    def wait_fault(self, name, seconds=HANG_SECONDS):
         """Wait until the fault took effect."""
         self.wait(f"{name} took effect", lambda: name in self.faults(), seconds)
 
@@ -134,12 +136,12 @@ class Server:
 
     def client(self, key="none"):
         http = DefaultHttpxClient(verify=NO_TLS)
-        return OpenAI(base_url=self.url + "/v1", api_key=key, max_retries=0, timeout=20, http_client=http)
+        return OpenAI(base_url=self.url + "/v1", api_key=key, max_retries=0, timeout=60, http_client=http)
 
     def async_client(self, key="none"):
         http = DefaultAsyncHttpxClient(verify=NO_TLS)
         return AsyncOpenAI(
-            base_url=self.url + "/v1", api_key=key, max_retries=0, timeout=20, http_client=http
+            base_url=self.url + "/v1", api_key=key, max_retries=0, timeout=60, http_client=http
         )
 
     def metric(self, name, **labels):

@@ -148,7 +148,7 @@ def test_a_connection_for_which_no_thread_can_be_started_is_closed_and_the_next_
         acceptor = Acceptor(listener, unproved, served.put, "test")
         with socket.create_connection(listener.getsockname(), 5) as refused:
             assert refused.recv(1) == b""
-        with socket.create_connection(listener.getsockname(), 5), served.get(timeout=5):
+        with socket.create_connection(listener.getsockname(), 5), served.get(timeout=60):
             acceptor.close()
             started[0].join(5)
     assert not started[0].is_alive(), "closed"

@@ -53,7 +53,7 @@ def resident_megabytes(pid):
 async def samples_of(url):
     """Every sample of /metrics by name, summed over labels, with a histogram's buckets by their bound."""
     async with httpx.AsyncClient() as client:
-        text = (await client.get(url + "/metrics", timeout=10)).text
+        text = (await client.get(url + "/metrics", timeout=60)).text
     found = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
@@ -89,7 +89,7 @@ def tier_blocks_left(server):
     for _ in range(2):  # an answer in between takes in what was still on its way from the disk
         assert server.post("/reset_prefix_cache", {}).status_code == 200
         assert server.post("/v1/completions", {"model": "tiny", "prompt": "a", "max_tokens": 2}).is_success
-    server.wait("it is idle again", lambda: server.statusz()["running"] == 0, 10)
+    server.wait("it is idle again", lambda: server.statusz()["running"] == 0)
     return [server.metric("llm_kv_tier_used_blocks", tier=tier) for tier in ("host", "disk")]
 
 
@@ -115,8 +115,8 @@ def soaked(tmp_path_factory, request):
             finally:
                 clock.terminate()
             lateness = [float(line) for line in clock.stdout.read().splitlines()[:-1]]
-        server.wait("it is idle", lambda: server.metric("llm_active_requests") == 0, 10)
-        server.wait("the engine is idle", lambda: server.statusz()["running"] == 0, 10)
+        server.wait("it is idle", lambda: server.metric("llm_active_requests") == 0)
+        server.wait("the engine is idle", lambda: server.statusz()["running"] == 0)
         assert server.children() == children, "a process was replaced"
         left = tier_blocks_left(server) if request.param is SWAPPING else []
         metrics = asyncio.run(samples_of(server.url))

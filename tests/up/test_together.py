@@ -70,7 +70,7 @@ sys.exit(command.main())
         while "begun" not in process.stdout.readline():
             assert process.poll() is None
         os.killpg(process.pid, signal.SIGINT)
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=60)
 
     assert process.returncode == 130
     assert "Traceback" not in out

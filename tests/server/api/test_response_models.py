@@ -49,7 +49,7 @@ def post(server, path, body, *, timed=False):
         server.url + path,
         json={"model": "tiny", "max_tokens": 6, "ignore_eos": True} | body,
         headers=headers,
-        timeout=20,
+        timeout=60,
         verify=NO_TLS,
     )
     assert response.is_success, response.text
@@ -111,5 +111,5 @@ def test_every_chunk_of_a_stream_fits_its_model(server, path, body, more, option
 )
 def test_every_other_body_fits_its_model(server, method, path, body, model):
     headers = {"authorization": f"Bearer {KEY}"}
-    answer = httpx.request(method, server.url + path, json=body, headers=headers, timeout=20, verify=NO_TLS)
+    answer = httpx.request(method, server.url + path, json=body, headers=headers, timeout=60, verify=NO_TLS)
     assert model.model_validate_json(answer.content).model_dump(mode="json") == answer.json()

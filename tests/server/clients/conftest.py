@@ -32,7 +32,7 @@ def smollm2_server(smollm2, tmp_path_factory):
         str(key),
     ]
     with Server(smollm2, directory, *flags) as server:
-        yield server.wait_ready(120)  # half a gigabyte of weights, and each worker loads its own
+        yield server.wait_ready()  # half a gigabyte of weights, and each worker loads its own
 
 
 @pytest.fixture(scope="session")

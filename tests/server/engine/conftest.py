@@ -138,7 +138,7 @@ class RunningEngine:
         self.thread.join(10)
         self.socket.close()
 
-    def wait(self, condition, seconds=30.0):
+    def wait(self, condition, seconds=120.0):
         end = time.monotonic() + seconds
         while not condition(self):
             assert time.monotonic() < end, f"not within {seconds} s"

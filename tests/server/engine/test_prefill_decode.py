@@ -357,7 +357,7 @@ class Pair:
             engine.stop()
 
 
-def wait(condition, seconds=10.0):
+def wait(condition, seconds=120.0):
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, f"not within {seconds} s"

@@ -186,7 +186,7 @@ def test_a_consumer_that_goes_while_it_waits_abandons_its_job(producer):
     source = producer(answers=False)
     with connected(source) as channel:
         channel.send(Kind.PREFILL, frames.pack_prefill(WANTED), deadline=time.monotonic() + 5)
-        job = source.jobs.get(timeout=5)
+        job = source.jobs.get(timeout=60)
     wait(lambda: job.is_abandoned)
     assert source.woken.is_set()
 
@@ -196,7 +196,7 @@ def test_blocks_held_for_a_consumer_that_goes_are_freed_at_once(producer, is_fir
     source = producer(answers=False)
     with connected(source) as channel:
         channel.send(Kind.PREFILL, frames.pack_prefill(WANTED), deadline=time.monotonic() + 5)
-        job = source.jobs.get(timeout=5)
+        job = source.jobs.get(timeout=60)
         if is_first:
             source.finish(job)
     if not is_first:
@@ -224,7 +224,7 @@ def test_the_reason_of_a_prefill_that_failed_reaches_the_consumer(producer, why)
     source.finish = None
     with connected(source) as channel:
         channel.send(Kind.PREFILL, frames.pack_prefill(WANTED), deadline=time.monotonic() + 5)
-        source.jobs.get(timeout=5).finish(why)
+        source.jobs.get(timeout=60).finish(why)
         with pytest.raises(RefusedError, match=why):
             channel.receive(Kind.WAIT, Kind.HELD, deadline=time.monotonic() + 5)
 

@@ -138,7 +138,7 @@ def small(tiny, tmp_path_factory):
 
 
 def page(server):
-    return httpx.get(server.url + "/metrics", timeout=5, verify=NO_TLS).text
+    return httpx.get(server.url + "/metrics", timeout=60, verify=NO_TLS).text
 
 
 def families(server):

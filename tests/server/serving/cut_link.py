@@ -128,7 +128,7 @@ def main(model, directory, side, *flags):
             node(model, directory / "leader", 0, SERVER, *flags) as leader,
             node(model, directory / "worker", 1, CLIENT, *flags, within=peer.within) as worker,
         ):
-            leader.wait("the group serves", lambda: worker.ended() or leader.probe("readyz") == 200, 120)
+            leader.wait("the group serves", lambda: worker.ended() or leader.probe("readyz") == 200)
             sys.stdout.write(json.dumps(scenario(leader, worker, peer, side)))
     finally:
         peer.close()

@@ -32,7 +32,7 @@ def servers(model, directory, *flags, prefill=(), decode=(), fault=""):
         producer(model, directory / "prefill", port, *flags, *prefill, fault=fault) as one,
         consumer(model, directory / "decode", port, *flags, *decode) as other,
     ):
-        yield one.wait_ready(120), other.wait_ready(120)
+        yield one.wait_ready(), other.wait_ready()
 
 
 def body(number, **more):

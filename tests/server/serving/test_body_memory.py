@@ -29,7 +29,7 @@ def server(tiny, tmp_path_factory):
 
 def announce(server, key, sent=b"{"):
     """A connection that has announced the longest body there is, and sent the beginning of it."""
-    connection = socket.create_connection(("127.0.0.1", server.port), timeout=20)
+    connection = socket.create_connection(("127.0.0.1", server.port), timeout=60)
     head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {key}\r\n"
     connection.sendall(f"{head}content-length: {MAX_BODY_BYTES}\r\n\r\n".encode() + sent)
     return connection
@@ -55,7 +55,7 @@ def greatest(server, key):
     """The answer to a body of nearly the greatest length, of one text with one wide character."""
     text = "\N{GRINNING FACE}".ljust(MAX_BODY_BYTES - 1000, "a")
     body = json.dumps({"model": "tiny", "prompt": text}, ensure_ascii=False).encode()
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
     with contextlib.closing(connection):
         connection.request("POST", "/v1/completions", body, {"authorization": f"Bearer {key}"})
         with connection.getresponse() as response:
@@ -102,7 +102,7 @@ def test_what_a_request_held_comes_back(server, ends):
 
 
 def test_a_length_that_is_too_long_is_refused_before_anything_of_it_is_read(server):
-    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
         head = b"POST /tokenize HTTP/1.1\r\nhost: x\r\nauthorization: Bearer alice-s-key\r\n"
         connection.sendall(head + b"content-length: %d\r\n\r\n" % (MAX_BODY_BYTES + 1))
         assert answer_of(connection, 5)[0] == 413

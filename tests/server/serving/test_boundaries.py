@@ -34,7 +34,7 @@ MEGABYTE = 1 << 20
 
 @pytest.fixture(scope="module")
 def client(server):
-    with httpx.Client(base_url=server.url, headers=HEADERS, timeout=20) as client:
+    with httpx.Client(base_url=server.url, headers=HEADERS, timeout=60) as client:
         yield client
 
 

@@ -29,7 +29,7 @@ def test_a_nan_in_one_weight_takes_the_server_out_of_rotation_within_10_s_and_re
         assert time.monotonic() - began + PROBES_SECONDS < 10
         assert server.reason("readyz") == server.statusz()["reason"] == "CanaryMismatch"
         assert [server.probe(name) for name in ("startupz", "livez")] == [200, 200], "it ends by itself"
-        assert server.wait_end(20) == 78
+        assert server.wait_end() == 78
         failure = server.failure()
         assert failure["reason"] == "CanaryMismatch"
         assert "3 times in a row" in failure["message"]
@@ -39,9 +39,9 @@ def test_an_idle_server_whose_canary_stays_wrong_is_unready_at_once_and_restarts
     flags = ("--canary-interval-seconds", "1", "--stall-timeout-seconds", "8")
     with Server(tiny, tmp_path, *flags, fault="wrong_canary:after=1") as server:
         server.wait_ready()
-        server.wait("not ready", lambda: server.probe("readyz") == 503, 10)
+        server.wait("not ready", lambda: server.probe("readyz") == 503)
         assert server.reason("readyz") == "CanaryMismatch"
-        assert server.wait_end(20) == 78, "nobody has to delete the pod"
+        assert server.wait_end() == 78, "nobody has to delete the pod"
 
 
 def test_a_server_whose_weights_are_nan_from_the_start_ends_before_it_serves(tmp_path):
@@ -50,7 +50,7 @@ def test_a_server_whose_weights_are_nan_from_the_start_ends_before_it_serves(tmp
     weights["model.norm.weight"][0] = float("nan")
     save_file(weights, model / "model.safetensors", metadata={"format": "pt"})
     with Server(model, tmp_path) as server:
-        assert server.wait_end(60) == 78
+        assert server.wait_end() == 78
         assert server.failure()["reason"] == "CanaryMismatch"
         assert "no finite number" in server.failure()["message"]
 
@@ -80,7 +80,7 @@ def test_a_replica_that_is_damaged_from_its_start_on_never_becomes_ready(tmp_pat
         assert second.wait_ready().statusz()["canary"] == kept, "an equal replica is equal"
     damage_on_the_disk(model)
     with Server(model, tmp_path / "damaged", *flags) as damaged:
-        assert damaged.wait_end(60) == 78
+        assert damaged.wait_end() == 78
         assert damaged.failure()["reason"] == "CanaryMismatch"
         assert "than pod m-0, whose tokens are kept" in damaged.failure()["message"]
     with Server(model, tmp_path / "other", *flags, "--block-size", "32") as other:

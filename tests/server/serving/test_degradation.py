@@ -51,7 +51,7 @@ def test_a_retry_on_timeout_halves_max_tokens_and_is_marked_as_degraded(served):
 def test_a_stream_that_has_begun_is_not_retried(served):
     before = degraded(served, "halved_max_tokens")
     ask = LONG | {"timeout": 0.3, "retry_on_timeout": True, "stream": True}
-    with httpx.stream("POST", served.url + "/v1/completions", json=ask, timeout=20) as stream:
+    with httpx.stream("POST", served.url + "/v1/completions", json=ask, timeout=60) as stream:
         events = [line[6:] for line in stream.iter_lines() if line.startswith("data: {")]
     assert json.loads(events[-1])["choices"][0]["finish_reason"] == "length"
     assert degraded(served, "halved_max_tokens") == before

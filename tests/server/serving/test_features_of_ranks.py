@@ -51,7 +51,7 @@ def served(tiny, directory, ranks):
     """(answers to all bodies at once, and again; tokens of the canary)."""
     directory.mkdir()
     more = ("--tensor-parallel-size", str(ranks))
-    with Server(tiny, directory, *flags(tiny, directory), *more).wait_ready(120) as server:
+    with Server(tiny, directory, *flags(tiny, directory), *more).wait_ready() as server:
         with ThreadPoolExecutor(len(BODIES)) as pool:
             answers = [pool.submit(ask, server, body) for body in BODIES * 2]
             found = [answer.result() for answer in answers]

@@ -52,7 +52,7 @@ def fuzzed(tiny, tmp_path_factory):
 
 
 def send(server, path, **body):
-    return httpx.post(server.url + path, headers=HEADERS, timeout=20, verify=NO_TLS, **body)
+    return httpx.post(server.url + path, headers=HEADERS, timeout=60, verify=NO_TLS, **body)
 
 
 def golden(server):
@@ -86,7 +86,7 @@ def test_every_response_conforms_to_the_openapi_document(fuzzed, method, path, m
     def fuzz(case):
         if time.monotonic() > end:
             return
-        response = case.call(base_url=server.url, headers=HEADERS, timeout=20)
+        response = case.call(base_url=server.url, headers=HEADERS, timeout=60)
         statuses.append(response.status_code)
         case.validate_response(response, checks=[*CHECKS, *expects], headers=HEADERS)
         if response.status_code >= 500:
@@ -112,7 +112,7 @@ def test_every_event_of_a_stream_conforms_to_the_openapi_document(fuzzed, path, 
     body = {"model": "tiny", "stream": True, "max_tokens": 4, "logprobs": 1 if "prompt" in prompt else True}
     for more in ({}, {"n": 2, "stream_options": {"include_usage": True}}):
         case = operation.Case(body=prompt | body | more, media_type="application/json")
-        response = case.call(base_url=server.url, headers=HEADERS, timeout=20)
+        response = case.call(base_url=server.url, headers=HEADERS, timeout=60)
         assert response.status_code == 200 and response.text.endswith("data: [DONE]\n\n"), response.text
         case.validate_response(response, checks=CHECKS[:4])
 

@@ -33,7 +33,7 @@ def server(tmp_path_factory):
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(tiny / name, model)
     with Server(model, tmp_path_factory.mktemp("run"), *FLAGS) as found:
-        yield found.wait_ready(120)
+        yield found.wait_ready()
 
 
 def address_space(pid):

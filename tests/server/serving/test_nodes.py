@@ -65,8 +65,8 @@ def group(tiny, tmp_path, addresses, keys):
         node(tiny, tmp_path / "leader", 0, addresses, ports, *key) as leader,
         node(tiny, tmp_path / "worker", 1, addresses, ports, *key) as worker,
     ):
-        leader.wait_ready(120)
-        worker.wait_ready(20)
+        leader.wait_ready()
+        worker.wait_ready()
         yield leader, worker
 
 
@@ -79,7 +79,7 @@ def text(server):
 def test_two_nodes_answer_as_one_process_does(group, tiny, tmp_path):
     leader, worker = group
     (tmp_path / "one").mkdir()
-    with Server(tiny, tmp_path / "one", *EXACT[:4]).wait_ready(60) as one:
+    with Server(tiny, tmp_path / "one", *EXACT[:4]).wait_ready() as one:
         assert text(leader) == text(one)
     assert set(leader.ranks()) == {0}
     assert set(worker.ranks()) == {1}
@@ -100,8 +100,8 @@ def test_stages_on_two_nodes_answer_as_one_process_does(tiny, tmp_path, addresse
         node(tiny, tmp_path / "leader", 0, addresses, ports, *ranks) as leader,
         node(tiny, tmp_path / "worker", 1, addresses, ports, *ranks) as worker,
     ):
-        leader.wait_ready(120)
-        with Server(tiny, tmp_path / "one", *EXACT[:4]).wait_ready(120) as one:
+        leader.wait_ready()
+        with Server(tiny, tmp_path / "one", *EXACT[:4]).wait_ready() as one:
             assert text(leader) == text(one)
         assert (set(leader.ranks()), set(worker.ranks())) == ({0, 1}, {2, 3})
         assert [entry["stage"] for entry in leader.statusz()["ranks"]] == [0, 0, 1, 1]
@@ -111,15 +111,15 @@ def test_stages_on_two_nodes_answer_as_one_process_does(tiny, tmp_path, addresse
 def test_a_killed_rank_of_another_node_ends_both_nodes(group):
     leader, worker = group
     os.kill(worker.ranks()[1], signal.SIGKILL)
-    assert leader.wait_end(5) != 0
-    assert worker.wait_end(5) != 0
+    assert leader.wait_end() != 0
+    assert worker.wait_end() != 0
 
 
 def test_a_killed_leader_ends_the_worker(group):
     leader, worker = group
     os.kill(leader.ranks()[0], signal.SIGKILL)
-    assert leader.wait_end(5) != 0
-    assert worker.wait_end(5) != 0
+    assert leader.wait_end() != 0
+    assert worker.wait_end() != 0
 
 
 def test_a_worker_that_is_to_end_serves_until_its_leader_has(group):
@@ -128,8 +128,8 @@ def test_a_worker_that_is_to_end_serves_until_its_leader_has(group):
     worker.wait("the worker drains", lambda: worker.probe("readyz") == 503)
     assert text(leader)
     leader.terminate()
-    assert leader.wait_end(20) == 0
-    assert worker.wait_end(5) == 0
+    assert leader.wait_end() == 0
+    assert worker.wait_end() == 0
 
 
 def test_nobody_is_taken_in_once_the_group_is_complete(group, addresses):
@@ -142,12 +142,12 @@ def test_nobody_is_taken_in_once_the_group_is_complete(group, addresses):
 def test_random_bytes_before_the_worker_comes_do_not_harm(tiny, tmp_path, addresses):
     ports = free_ports(2)
     with node(tiny, tmp_path / "leader", 0, addresses, ports) as leader:
-        stranger = leader.wait("it listens", lambda: connected(addresses[0]), 60)
+        stranger = leader.wait("it listens", lambda: connected(addresses[0]))
         with stranger:
             stranger.sendall(os.urandom(1 << 12))
         with node(tiny, tmp_path / "worker", 1, addresses, ports) as worker:
-            leader.wait_ready(120)
-            worker.wait_ready(20)
+            leader.wait_ready()
+            worker.wait_ready()
             assert text(leader)
 
 
@@ -164,8 +164,8 @@ def test_a_node_with_another_key_is_not_taken_in_and_says_why(tiny, tmp_path, ad
         node(tiny, tmp_path / "leader", 0, addresses, ports, "--api-keys-dir", str(keys[0])) as leader,
         node(tiny, tmp_path / "stranger", 1, addresses, ports, *theirs) as stranger,
     ):
-        leader.wait("it listens", lambda: connected(addresses[0]), 60).close()
-        assert stranger.wait_end(60) != 0
+        leader.wait("it listens", lambda: connected(addresses[0])).close()
+        assert stranger.wait_end() != 0
         failure = stranger.failure()
         assert f"The leader at {addresses[0]}" in failure["message"] and "another key" in failure["message"]
         assert "refused a connection to the ranks" in leader.log.read_text()
@@ -201,4 +201,4 @@ def test_a_worker_that_is_to_end_before_the_group_serves_waits_for_no_leader(tin
     with node(tiny, tmp_path / "worker", 1, addresses, free_ports(2)) as worker:
         worker.wait("its rank is started", lambda: worker.ranks())
         worker.terminate()
-        assert worker.wait_end(10) == 0
+        assert worker.wait_end() == 0

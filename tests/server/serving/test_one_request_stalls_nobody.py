@@ -233,7 +233,7 @@ def attacked(server, pinger, hostile, quiet_bytes):
         factor = contention.factor()
         pings = pinger.end()
     after = lags(metrics(server))
-    server.wait("nothing of it is left", lambda: is_idle(server), 60)
+    server.wait("nothing of it is left", lambda: is_idle(server))
     samples = after[float("inf")] - before[float("inf")]
     bound = min(bound for bound in after if bound >= BAR_SECONDS * factor)
     late = samples - (after[bound] - before[bound])

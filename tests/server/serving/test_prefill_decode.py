@@ -40,7 +40,7 @@ def tiny(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def local(tiny, tmp_path_factory):
-    with Server(tiny, tmp_path_factory.mktemp("local"), *EXACT).wait_ready(120) as server:
+    with Server(tiny, tmp_path_factory.mktemp("local"), *EXACT).wait_ready() as server:
         yield server
 
 
@@ -195,7 +195,7 @@ def test_held_blocks_that_nobody_reads_are_freed_when_their_lease_ends(tiny, tmp
         found = [pool.submit(answer, consumer, each) for each in bodies]
         with frozen_while_blocks_are_held(producer, consumer):
             frozen_at = time.monotonic()
-            producer.wait("no hold", lambda: not producer.metric("llm_kv_transfer_held"), 20)
+            producer.wait("no hold", lambda: not producer.metric("llm_kv_transfer_held"))
             assert_all_blocks_are_free(producer, seconds=20)
             assert time.monotonic() - frozen_at < 2 + 5
         assert all(each.result()[0] for each in found)
@@ -211,7 +211,7 @@ def test_a_producer_that_drains_waits_for_those_who_read_its_blocks(tiny, tmp_pa
             with pytest.raises(subprocess.TimeoutExpired):
                 producer.process.wait(2)
         assert all(each.result()[0] for each in found)
-        assert producer.wait_end(30) == 0
+        assert producer.wait_end() == 0
 
 
 @contextlib.contextmanager
@@ -237,7 +237,7 @@ def test_a_transfer_port_that_is_taken_is_named_with_the_remedy(tiny, tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         flags = ("--kv-role", "kv_producer", "--kv-transfer-port", str(taken.getsockname()[1]))
         with Server(tiny, tmp_path, *EXACT, *flags) as server:
-            server.wait_end(120)
+            server.wait_end()
             assert "cannot be listened on" in server.failure()["message"]
 
 

@@ -30,7 +30,7 @@ def tiny(tmp_path_factory):
 @pytest.fixture(scope="module")
 def wanted(tiny, tmp_path_factory):
     """The answers of one server."""
-    with Server(tiny, tmp_path_factory.mktemp("local"), *roles.EXACT).wait_ready(120) as server:
+    with Server(tiny, tmp_path_factory.mktemp("local"), *roles.EXACT).wait_ready() as server:
         return [answer(server, each) for each in BODIES]
 
 
@@ -46,7 +46,7 @@ def producers(tiny, tmp_path_factory):
             for size, port in zip(SIZES, ports, strict=True)
         ]
         yield {
-            size: (server.wait_ready(180), ("127.0.0.1", port))
+            size: (server.wait_ready(), ("127.0.0.1", port))
             for size, server, port in zip(SIZES, servers, ports, strict=True)
         }
 
@@ -71,7 +71,7 @@ def test_answers_are_those_of_one_server_whatever_both_sizes(
 ):
     link = FaultyLink(("127.0.0.1", 0), lambda: None)  # to each producer in turns
     flags = (*ranks(*decode), "--kv-transport", transport)
-    with roles.consumer(tiny, tmp_path, link.address[1], *flags).wait_ready(120) as consumer:
+    with roles.consumer(tiny, tmp_path, link.address[1], *flags).wait_ready() as consumer:
         assert len(consumer.ranks()) == decode[0] * decode[1]
         for number, (size, (producer, address)) in enumerate(producers.items(), start=1):
             assert len(producer.ranks()) == size[0] * size[1]
@@ -96,8 +96,8 @@ def test_smollm2_on_three_ranks_computes_prompts_for_one_rank(smollm2, tmp_path)
         ) as producer,
         roles.consumer(smollm2, tmp_path / "decode", port, *flags) as consumer,
     ):
-        producer.wait_ready(170)
-        consumer.wait_ready(170)
+        producer.wait_ready()
+        consumer.wait_ready()
         here = [answer(consumer, {**each, "prompt_logprobs": 0, "cache_salt": "here"}) for each in bodies]
         assert transfers(consumer) == (0, 0)
         assert [answer(consumer, each) for each in bodies] == here

@@ -10,7 +10,7 @@ from tests.server.launch import Server
 
 def test_the_sizes_that_work_reach_the_status_with_the_remedy(tmp_path):
     with Server(models.smollm2(), tmp_path, "--tensor-parallel-size", "2") as server:
-        server.wait_end(60)
+        server.wait_end()
         assert server.process.returncode == 2
         said = reports.parse_termination(server.termination_log.read_text())
 

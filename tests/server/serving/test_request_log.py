@@ -79,7 +79,7 @@ def test_log_mode_off_writes_no_line_and_only_content_mode_has_a_transcript(mode
 
 
 def ask(server, headers, **fields):
-    return httpx.post(server.url + "/v1/completions", json=ASK | fields, headers=headers, timeout=20)
+    return httpx.post(server.url + "/v1/completions", json=ASK | fields, headers=headers, timeout=60)
 
 
 def test_token_times_are_returned_on_request(content_logging_server):

@@ -107,7 +107,7 @@ def test_every_path_of_the_health_server_has_a_policy():
 @pytest.mark.parametrize("path", [*API, *NOWHERE])
 def test_the_api_answers_by_its_table_whatever_the_method_the_host_and_the_key(server, path):
     policy = API.get(path, Policy("key", frozenset(METHODS), answer=404))
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
     with contextlib.closing(connection):
         for method, host, (credential, headers) in itertools.product(METHODS, HOSTS, CREDENTIALS.items()):
             status = ask(connection, method, policy.example or path, host, headers)
@@ -118,7 +118,7 @@ def test_the_api_answers_by_its_table_whatever_the_method_the_host_and_the_key(s
 def test_the_health_server_answers_by_its_table_whatever_the_method_the_host_and_the_key(server, path):
     policy = HEALTH.get(path, Policy("anyone", frozenset({"GET"}), answer=404))
     for method, host, (credential, headers) in itertools.product(METHODS, HOSTS[:3], CREDENTIALS.items()):
-        connection = http.client.HTTPConnection("127.0.0.1", server.health_port, timeout=10)
+        connection = http.client.HTTPConnection("127.0.0.1", server.health_port, timeout=60)
         with contextlib.closing(connection):
             status = ask(connection, method, path, host, headers)
             assert status == (policy.answer if method in policy.methods else 501), (method, host, credential)

@@ -263,7 +263,7 @@ def test_a_disconnected_client_s_request_is_aborted(server, stream):
         f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\n"
         f"X-Request-Id: hung-up-{stream}\r\nContent-Length: {len(body)}\r\n\r\n"
     )
-    with socket.create_connection(("127.0.0.1", server.port), timeout=5) as connection:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
         connection.sendall(head.encode() + body)
         server.wait("it runs", lambda: server.metric("vllm:num_requests_running") == 1)
         begun = server.metric("llm_tokens_generated_total") + 5

@@ -127,7 +127,7 @@ async def test_other_requests_are_answered_while_a_hostile_schema_compiles(serve
     hostile = HOSTILE["an automaton of 60 million states"][1]
     headers = {"authorization": f"Bearer {KEY}"}
     plain = {**CHAT, "max_tokens": 4, "temperature": 0, "ignore_eos": True}
-    async with httpx.AsyncClient(base_url=server.url, headers=headers, timeout=30) as http:
+    async with httpx.AsyncClient(base_url=server.url, headers=headers, timeout=60) as http:
         await http.post("/v1/chat/completions", json={**CHAT, "structured_outputs": {"regex": "known"}})
         compiling = asyncio.create_task(
             http.post(

@@ -155,7 +155,7 @@ class Client:
     """A connection that is kept, which measures the time to the first token."""
 
     def __init__(self, server, key):
-        self._connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
+        self._connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
         self._headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
 
     def seconds(self, prompt):

@@ -66,7 +66,7 @@ def test_greedy_answers_of_ranks_are_those_of_one_process(tiny, tmp_path):
     wanted = bodies([f"request {i} " * (3 + 3 * i) for i in range(5)])
     found = {}
     for ranks in (1, 2, 4):
-        with served(tiny, tmp_path / str(ranks), ranks, *TIGHT).wait_ready(120) as server:
+        with served(tiny, tmp_path / str(ranks), ranks, *TIGHT).wait_ready() as server:
             assert len(server.ranks()) == ranks
             found[ranks] = answers(server, wanted)
     assert same(found[2], found[1])
@@ -83,7 +83,7 @@ def test_every_kind_of_layer_is_divided(family, tiny, tmp_path):
     wanted = bodies([[(11 * i + 5 * j) % 200 + 2 for j in range(8 + 9 * i)] for i in range(3)])
     found = {}
     for ranks in (1, 2):
-        with served(model, tmp_path / str(ranks), ranks).wait_ready(120) as server:
+        with served(model, tmp_path / str(ranks), ranks).wait_ready() as server:
             found[ranks] = answers(server, wanted)
     assert same(found[2], found[1])
 
@@ -98,6 +98,6 @@ def test_every_kind_of_layer_is_divided(family, tiny, tmp_path):
 )
 def test_what_cannot_be_divided_is_refused_in_a_sentence(tiny, tmp_path, flags, message):
     with Server(tiny, tmp_path, *flags) as server:
-        assert server.wait_end(60) == 2
+        assert server.wait_end() == 2
         text = server.log.read_text()
         assert message in text

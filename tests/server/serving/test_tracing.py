@@ -46,7 +46,7 @@ def ask(server, sampled=True, path="/v1/chat/completions", headers=None, **field
         server.url + path,
         json=ASK | fields,
         headers={"traceparent": traceparent, **(headers or {})},
-        timeout=20,
+        timeout=60,
         verify=NO_TLS,
     )
     return answer, trace_id, span_id

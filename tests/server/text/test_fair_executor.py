@@ -22,13 +22,13 @@ class Gate:
         def call():
             self.begun.append(name)
             self._has_begun.release()
-            assert self._may_end.acquire(timeout=20)
+            assert self._may_end.acquire(timeout=60)
             return name
 
         return call
 
     def wait_for_one(self):
-        assert self._has_begun.acquire(timeout=20)
+        assert self._has_begun.acquire(timeout=60)
 
     def end(self, count=1):
         self._may_end.release(count)
