@@ -23,6 +23,7 @@ from prometheus_client import disable_created_metrics
 from quire_gateway import informer, log
 from quire_gateway.app import Gateway
 from quire_gateway.attempt import Upstream
+from quire_gateway.client_limits import ClientLimiter
 from quire_gateway.dispatch import Dispatcher
 from quire_gateway.gateway_leases import GatewayLeases
 from quire_gateway.informer import Informer, Kind, Store
@@ -99,9 +100,11 @@ async def _serve(settings: Settings, listener: socket.socket, signer: RequestSig
     informers = _informers(api, settings.namespaces, table, state)
     upstream = Upstream(signer)
     dispatcher = Dispatcher(table, state, settings.timeouts, require_keys=settings.require_keys)
+    leases = GatewayLeases(state.changed.set, time.monotonic)
+    limiter = ClientLimiter(leases.num_live, time.monotonic)
     management = Management(dispatcher, metrics, drain, informers, int(time.time()))
     access_log = AccessLog(_write_line)
-    gateway = Gateway(dispatcher, Relay(upstream, metrics), management, metrics, access_log, drain)
+    gateway = Gateway(dispatcher, Relay(upstream, metrics), management, metrics, access_log, drain, limiter)
     server = HttpServer(
         gateway,
         listener,
@@ -115,7 +118,6 @@ async def _serve(settings: Settings, listener: socket.socket, signer: RequestSig
         background += [loop.create_task(one) for one in _peer_sync(settings, api, table, outbox)]
     writer = None
     if settings.pod_namespace and settings.pod_name:
-        leases = GatewayLeases(state.changed.set, time.monotonic)
         watch = Informer(api, informer.LEASES, leases, settings.pod_namespace)
         writer = StatusWriter(api, (settings.pod_namespace, settings.pod_name), state, leases, table)
         background += [loop.create_task(watch.run()), loop.create_task(writer.run())]

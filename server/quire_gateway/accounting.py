@@ -5,16 +5,15 @@ Neither prompts nor answers, and no header of a client but its request id.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 
+from quire_gateway import usage
+from quire_gateway.client_limits import Reservation
 from quire_gateway.log import AccessLog
 from quire_gateway.metrics import Metrics
+from quire_gateway.usage import Usage
 from quire_http.errors import ApiError
 from quire_http.exchange import ClientGoneError, CutError
-
-_CACHED = b'"cached_tokens":'
-_CACHED_TOKENS = re.compile(_CACHED + rb"\s*(\d{1,9})\b")
 
 
 class Account:
@@ -29,7 +28,10 @@ class Account:
         self.stream = False
         self.status = 0  # of HTTP, 0 where nothing was sent
         self.broken = ""  # why the answer ended early
-        self.cached_tokens: int | None = None  # of the prompt, where the answer says it
+        self.usage: Usage | None = None  # what the answer says that it took
+        self.prompt_tokens = 0  # by estimate
+        self.num_events = 0  # of a stream, about one for each token
+        self.reservation: Reservation | None = None  # of the client's limits, where it has any
         self.replicas: list[str] = []  # the pods that were asked, in their order
         self._path = path
         self._request_id = request_id
@@ -46,11 +48,8 @@ class Account:
         self._first_byte = self._clock() - self._begun_at
 
     def read_usage(self, data: bytes) -> None:
-        """Read the usage where these bytes of an answer have it. In JSON no text of a model or a client has
-        these quotes unescaped, so that nothing need be parsed.
-        """
-        if _CACHED in data and (found := _CACHED_TOKENS.search(data)):
-            self.cached_tokens = int(found[1])
+        """Read the usage where these bytes of an answer have it."""
+        self.usage = usage.find(data) or self.usage
 
     def end(self, error: Exception | None) -> None:
         """The request is over; ``error``: why, where it was not answered by a replica."""
@@ -58,6 +57,7 @@ class Account:
             self.status = self.status or error.status
         seconds = self._clock() - self._begun_at
         outcome = self._outcome(error)
+        self._settle(is_gone=isinstance(error, ClientGoneError))
         self._metrics.ended(self.model, self.client, outcome, seconds, self._first_byte)
         self._log.request(
             {
@@ -71,11 +71,34 @@ class Account:
                 "outcome": outcome,
                 "broken": self.broken,
                 "replicas": self.replicas,
-                "cached_tokens": self.cached_tokens,
+                **self._tokens(),
                 "seconds": round(seconds, 6),
                 "first_byte_seconds": None if self._first_byte is None else round(self._first_byte, 6),
             }
         )
+
+    def _settle(self, *, is_gone: bool) -> None:
+        """Count the tokens, and give back what was reserved and not taken."""
+        if self.usage is not None:
+            self._metrics.took(self.model, self.client, self.usage)
+        if self.reservation is None:
+            return
+        if self.usage is not None:
+            self.reservation.settle(self.usage.total)
+        elif self.status >= 300 or (self.status == 0 and not is_gone):
+            self.reservation.settle(0, is_served=300 <= self.status < 500)
+        elif self.stream:
+            self.reservation.settle(self.prompt_tokens + self.num_events)  # it ended before it said more
+        else:
+            self.reservation.settle(self.reservation.num_tokens)  # nobody waited for what was computed
+
+    def _tokens(self) -> dict[str, int | None]:
+        found = self.usage
+        return {
+            "prompt_tokens": found.prompt if found else None,
+            "completion_tokens": found.completion if found else None,
+            "cached_tokens": found.cached if found else None,
+        }
 
     def _outcome(self, error: Exception | None) -> str:
         """In the engine's words for how a request ends."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from quire_gateway import arms
 from quire_gateway.llm_client import LLMClient, key_hash
 from quire_gateway.llm_route import LLMRoute, Rule, Target
-from quire_gateway.openai.calls import Call
+from quire_gateway.openai.calls import Call, estimated_tokens
 from quire_gateway.replicas import Model, ReplicaTable
 from quire_gateway.retry_budget import RetryBudget
 from quire_gateway.routing_state import RoutingState
@@ -21,7 +21,6 @@ from quire_gateway.settings import Timeouts
 from quire_http.errors import ApiError, overloaded
 
 DEFAULT_ATTEMPTS = 3
-_BYTES_PER_TOKEN = 4  # of English text, about
 _RETRY_AFTER_SECONDS = 1
 
 Headers = Mapping[str, str]
@@ -154,11 +153,6 @@ def matches(rule: Rule, call: Call, headers: Headers) -> bool:
     if any(headers.get(name) != value for name, value in rule.match.headers):
         return False
     return longest is None or estimated_tokens(call) <= longest
-
-
-def estimated_tokens(call: Call) -> int:
-    """Tokens of a prompt, by its bytes."""
-    return sum(len(part.encode("utf-8", "surrogatepass")) for part in call.prompt) // _BYTES_PER_TOKEN
 
 
 def _served_name(table: RoutingTable, place: Place, asked: str) -> str:

@@ -37,6 +37,11 @@ class GatewayLeases:
             if now - since < DURATION_SECONDS
         }
 
+    def num_live(self) -> int:
+        """How many gateways run."""
+        now = self._clock()
+        return sum(now - since < DURATION_SECONDS for _, since, _ in self._leases.values())
+
     def replace(self, bodies: Iterable[Body], namespace: str) -> None:
         """These are all Leases."""
         known, self._leases = self._leases, {}

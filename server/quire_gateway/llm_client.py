@@ -17,6 +17,18 @@ _LONGEST_KEY = 512  # bytes
 
 
 @dataclass(frozen=True, slots=True)
+class Limits:
+    """What a client may ask for, at all gateways together. None: no limit."""
+
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None  # of prompts and answers
+    concurrent_requests: int | None = None
+
+
+NO_LIMITS = Limits()
+
+
+@dataclass(frozen=True, slots=True)
 class LLMClient:
     """One client."""
 
@@ -27,6 +39,7 @@ class LLMClient:
     key_hashes: tuple[str, ...]
     allowed_models: frozenset[str] = frozenset()  # empty: all
     suspended: bool = False
+    limits: Limits = NO_LIMITS
 
     @property
     def full_name(self) -> str:
@@ -50,9 +63,15 @@ def parse(body: Mapping[str, Any]) -> LLMClient:
             key_hashes=tuple(map(str, spec["keyHashes"])),
             allowed_models=frozenset(map(str, spec.get("allowedModels") or ())),
             suspended=spec.get("suspended", False) is True,
+            limits=_limits(spec.get("limits") or {}),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ObjectError(f"the spec cannot be read: {error!r}") from None
+
+
+def _limits(body: Mapping[str, Any]) -> Limits:
+    names = ("requestsPerMinute", "tokensPerMinute", "concurrentRequests")
+    return Limits(*(None if body.get(name) is None else int(body[name]) for name in names))
 
 
 def key_hash(authorization: bytes) -> str:

@@ -14,6 +14,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector
 
 from quire_gateway.replicas import ReplicaTable
+from quire_gateway.usage import Usage
 
 _TTFT = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
 _SECONDS = (0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120, 300)
@@ -41,6 +42,12 @@ class Metrics:
         )
         self._retries = Counter(
             "gateway_retries", "Second and further attempts, by why.", ["model", "reason"], registry=registry
+        )
+        self._tokens = Counter(
+            "gateway_tokens",
+            "Tokens of answers that say what they took; cached ones are of the prompt's.",
+            ["model", "client", "type"],
+            registry=registry,
         )
         self._ttft = Histogram(
             "gateway_time_to_first_token_seconds",
@@ -86,6 +93,12 @@ class Metrics:
     def retried(self, model: str, reason: str) -> None:
         """Another replica is asked, because the last one failed for this reason."""
         self._retries.labels(model, reason).inc()
+
+    def took(self, model: str, client: str, usage: Usage) -> None:
+        """A request took these tokens."""
+        numbers = {"prompt": usage.prompt, "completion": usage.completion, "cached": usage.cached or 0}
+        for kind, number in numbers.items():
+            self._tokens.labels(model, client, kind).inc(number)
 
     def connection_refused(self) -> None:
         """There was no room for a connection."""

@@ -21,11 +21,14 @@ from quire_gateway.metrics import Metrics
 from quire_gateway.outlier_detection import Verdict
 from quire_gateway.replicas import Model
 from quire_gateway.routing.router import Pick, RequestFacts
+from quire_gateway.usage import without_comment
 from quire_http.errors import ApiError, overloaded
 from quire_http.exchange import HttpExchange
 
 #: Of a request's headers those that go to a replica; the body's length and the request's id besides.
 REQUEST_HEADERS = frozenset(("accept", "content-type", "traceparent", "tracestate", "x-quire-token-timing"))
+#: Asks a replica for a stream's usage, in a comment.
+USAGE_HEADER = "x-quire-usage"
 #: Of an answer's headers those that go to the client.
 RESPONSE_HEADERS = frozenset(
     (
@@ -103,7 +106,7 @@ class Relay:
     def _learn(self, model: Model, choice: Pick, account: Account) -> None:
         """Compare what was expected of the replica's cache with what the answer says."""
         if choice.digests:
-            cached = account.cached_tokens
+            cached = None if account.usage is None else account.usage.cached
             self._metrics.predicted(model.name, choice.num_known > 0, None if cached is None else cached > 0)
             if cached is not None:
                 model.router.answered(choice, cached)
@@ -142,7 +145,7 @@ class Relay:
 
 
 async def _send_whole(exchange: HttpExchange, response: aiohttp.ClientResponse, body: bytes) -> None:
-    headers = [(b"content-length", b"%d" % len(body)), *_kept(response)]
+    headers = [(b"content-length", b"%d" % len(body)), *_kept(response, exchange)]
     await exchange.begin(response.status, headers)
     await exchange.end(body)
 
@@ -154,11 +157,15 @@ async def _stream(
     data = await attempt.read()
     account.answer_begins(response.status)
     events = WholeEvents() if response.content_type == "text/event-stream" else None
-    await exchange.begin(response.status, _kept(response), is_events=events is not None)
+    await exchange.begin(response.status, _kept(response, exchange), is_events=events is not None)
     try:
         while data:
-            if whole := events.add(data) if events else data:
-                account.read_usage(whole)
+            whole = events.add(data) if events else data
+            account.read_usage(whole)
+            if events:
+                account.num_events += whole.count(b"\n\n")
+                whole = without_comment(whole)
+            if whole:
                 await exchange.part(whole)
             data = await attempt.read()
     except AttemptError as error:
@@ -168,11 +175,13 @@ async def _stream(
     await exchange.end(events.rest() if events else b"")
 
 
-def _kept(response: aiohttp.ClientResponse) -> list[tuple[bytes, bytes]]:
+def _kept(response: aiohttp.ClientResponse, exchange: HttpExchange) -> list[tuple[bytes, bytes]]:
+    """The headers that go to the client. Limits of its own are reported in place of the replica's."""
+    has_own = any(name.startswith(_RATE_LIMIT_HEADERS) for name, _ in exchange.headers)
     kept = []
     for name, value in response.raw_headers:
         lower = name.decode("latin-1").lower()
-        if lower in RESPONSE_HEADERS or lower.startswith(_RATE_LIMIT_HEADERS):
+        if lower in RESPONSE_HEADERS or (lower.startswith(_RATE_LIMIT_HEADERS) and not has_own):
             kept.append((lower.encode("latin-1"), value))
     return kept
 

@@ -203,6 +203,10 @@ class HttpExchange:
         payload = b"data: " + data + b"\n\n"
         await self._send({"type": "http.response.body", "body": payload, "more_body": True})
 
+    async def comment(self, text: bytes) -> None:
+        """A line of a stream that has begun which clients skip; without line ends."""
+        await self.part(b": " + text + b"\n\n")
+
     async def end_stream(self) -> None:
         """The stream's last event, as OpenAI has it."""
         await self._send({"type": "http.response.body", "body": b"data: [DONE]\n\n", "more_body": False})

@@ -55,6 +55,7 @@ def start(kube, tmp_path):
         for each in slices:
             kube.put(each)
         gateway = Gateway(kube.url, tmp_path, **environ)
+        gateway.kube = kube
         started.append(gateway)
         gateway.wait_replicas(len(slices))
         return gateway

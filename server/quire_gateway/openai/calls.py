@@ -18,6 +18,9 @@ CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 #: The paths that are relayed.
 PATHS = (CHAT, COMPLETIONS)
+_BYTES_PER_TOKEN = 4  # of English text, about
+_ANSWER_TOKENS = 256  # of one whose length is not limited by its request
+_MOST_TOKENS = 1 << 24  # more than any replica generates
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +30,7 @@ class Call:
     model: str
     stream: bool = False
     max_tokens: int | None = None
+    num_answers: int = 1
     prompt: tuple[str, ...] = ()  # its parts in their order; a message is its role and its text
     user: str = ""
     cache_salt: str = ""
@@ -52,12 +56,23 @@ def read(path: str, body: bytes | bytearray) -> Call:
         raise bad_field("model", "is required")
     if not isinstance(model, str):
         raise bad_field("model", "must be a string")
-    common = (model, document.get("stream") is True, _max_tokens(document))
+    common = (model, document.get("stream") is True, _max_tokens(document), _num_answers(document))
     user, salt = _text(document.get("user")), _text(document.get("cache_salt"))
     if path != CHAT:
         return Call(*common, tuple(_texts(document.get("prompt"))), user, salt)
     prompt, num_opening = _chat(document)
     return Call(*common, prompt, user, salt, num_opening)
+
+
+def estimated_tokens(call: Call) -> int:
+    """Tokens of a prompt, by its bytes."""
+    return sum(len(part.encode("utf-8", "surrogatepass")) for part in call.prompt) // _BYTES_PER_TOKEN
+
+
+def tokens_to_reserve(call: Call) -> int:
+    """Tokens that a request may take, by estimate: its prompt and all of its answers."""
+    each = _ANSWER_TOKENS if call.max_tokens is None else max(call.max_tokens, 0)
+    return estimated_tokens(call) + min(each * call.num_answers, _MOST_TOKENS)
 
 
 def with_model(body: bytes | bytearray, asked: str, served: str) -> bytes | bytearray:
@@ -76,6 +91,11 @@ def _max_tokens(document: dict[str, Any]) -> int | None:
         if type(value := document.get(name)) is int:
             return value
     return None
+
+
+def _num_answers(document: dict[str, Any]) -> int:
+    value = document.get("n")
+    return value if type(value) is int and value > 0 else 1
 
 
 def _chat(document: dict[str, Any]) -> tuple[tuple[str, ...], int | None]:

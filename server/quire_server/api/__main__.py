@@ -27,6 +27,7 @@ from prometheus_client import disable_created_metrics
 
 from quire_http.drain import Drain, DrainLimits
 from quire_http.malloc import return_memory
+from quire_http.rate_limit import RateLimits, Rates
 from quire_http.server import HttpServer, listen
 from quire_server import config, fault_injection, log, termination
 from quire_server.api.admission import Admission, Limits
@@ -36,7 +37,6 @@ from quire_server.api.context import ServerContext
 from quire_server.api.deep_check import DeepCheck
 from quire_server.api.gateway_tokens import GatewayKeys
 from quire_server.api.ranks import read_ranks
-from quire_server.api.rate_limit import RateLimits, Rates
 from quire_server.api.request_log import RequestLog, RequestLogging, read_patterns
 from quire_server.api.tracing import Tracing
 from quire_server.config import ServeConfig
@@ -110,6 +110,9 @@ def _run(settings: ServeConfig, run_dir: Path) -> None:
 def build_context(settings: ServeConfig, run_dir: Path) -> ServerContext:
     """All parts of the API process."""
     metrics = Metrics(settings.served_names[0])
+    limits_per_key = RateLimits(
+        settings.max_requests_per_minute_per_key, settings.max_tokens_per_minute_per_key
+    )
     files = ModelFiles.open(settings.model)
     tokenizer = Tokenizer.load(settings.model)
     engine = EngineClient(
@@ -141,13 +144,7 @@ def build_context(settings: ServeConfig, run_dir: Path) -> ServerContext:
         state=state,
         thresholds=Thresholds(settings.stall_timeout_seconds, settings.canary_interval_seconds),
         deep_check=DeepCheck(engine),
-        rates=Rates(
-            RateLimits(
-                settings.max_requests_per_minute_per_key,
-                settings.max_tokens_per_minute_per_key,
-            ),
-            time.monotonic,
-        ),
+        rates=Rates(lambda _: limits_per_key, time.monotonic),
         tracing=_tracing(settings),
         request_log=RequestLog(
             RequestLogging(settings.log_requests),

@@ -185,6 +185,7 @@ async def _generate(
             len(lengths),
             include_usage=usage,
             counting=counting,
+            ends_with_usage=request.ends_with_usage,
         )
 
     try:

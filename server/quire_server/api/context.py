@@ -20,13 +20,13 @@ from quire_http.body_memory import BodyMemory
 from quire_http.drain import Drain
 from quire_http.errors import ApiError, bad_field, overloaded
 from quire_http.exchange import HttpExchange
+from quire_http.rate_limit import Rates
 from quire_server.api.admission import Admission
 from quire_server.api.auth import Keys, Principal
 from quire_server.api.deep_check import DeepCheck
 from quire_server.api.gateway_tokens import GatewayKeys
 from quire_server.api.protocol.requests import MAX_TEXT_TOKENS, Prompts
 from quire_server.api.protocol.validation import Json, parse_object
-from quire_server.api.rate_limit import Rates
 from quire_server.api.request_log import RequestLog, RequestLogging
 from quire_server.api.tracing import Tracing
 from quire_server.core.sampling_params import Grammar

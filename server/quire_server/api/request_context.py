@@ -33,6 +33,7 @@ DEGRADED_HEADER = "x-quire-degraded"
 DEADLINE = "deadline"  # the answer ends early, with what it had
 HALVED = "halved_max_tokens"  # a second try, for half of the tokens
 _TIMING_HEADER = b"x-quire-token-timing"
+_USAGE_HEADER = b"x-quire-usage"
 #: gen_ai.operation.name by route.
 _OPERATIONS = {"/v1/chat/completions": "chat", "/v1/completions": "text_completion"}
 
@@ -103,6 +104,7 @@ class RequestContext:
         self.rules = TextRules()
         self.timeout = server.request_timeout  # seconds from the arrival on; may be infinite
         self.is_timed = False  # the client wants to know when each token came
+        self.ends_with_usage = False  # a stream has its usage in a comment, whatever the client asked for
         self.is_whole = False  # no part of an answer is looked at before its end
         self.keeps_begun = True  # at its deadline an answer that has begun ends with what it has
         self.scores_only = False  # no token was asked for: the one that the engine always gives is dropped
@@ -112,7 +114,8 @@ class RequestContext:
         """Take over what the parsed request says. Raises ApiError."""
         self.rules = generation.text
         self.timeout = min(generation.timeout or self.timeout, self.timeout)
-        self.is_timed = _is_timed(self.exchange)
+        self.is_timed = _switch(self.exchange, _TIMING_HEADER)
+        self.ends_with_usage = _switch(self.exchange, _USAGE_HEADER)
         self.is_whole = not generation.stream and self.transcript is None
         self.keeps_begun = not generation.retry_on_timeout or generation.stream
         self.scores_only = generation.max_tokens == 0
@@ -237,11 +240,11 @@ def _status_name(answer: ApiError) -> str:
     return "client_error" if answer.status < 500 else "error"
 
 
-def _is_timed(exchange: HttpExchange) -> bool:
+def _switch(exchange: HttpExchange, header: bytes) -> bool:
     """Raises a 400 for a value that is neither true nor false."""
-    given = {value.lower() for name, value in exchange.scope["headers"] if name == _TIMING_HEADER}
+    given = {value.lower() for name, value in exchange.scope["headers"] if name == header}
     if not given <= {b"true", b"false"} or len(given) > 1:
-        name = _TIMING_HEADER.decode()
+        name = header.decode()
         raise ApiError(400, f"{name}: must be true or false; send it once", param=name)
     return given == {b"true"}
 

@@ -306,7 +306,8 @@ class StreamedResponse:
     """Server-sent events, one for each delta that has text.
 
     ``counting``: the prompt tokens of each answer, where every chunk has the usage of its answer so
-    far (vLLM's continuous_usage_stats); else nothing.
+    far (vLLM's continuous_usage_stats); else nothing. ``ends_with_usage``: a comment says it at the end, for
+    a gateway, which takes it out.
     """
 
     def __init__(
@@ -318,10 +319,12 @@ class StreamedResponse:
         *,
         include_usage: bool,
         counting: Sequence[int] = (),
+        ends_with_usage: bool = False,
     ) -> None:
         self._exchange = exchange
         self._token_counts = counts
         self._formatter = formatter
+        self._ends_with_usage = ends_with_usage
         self._unopened = set(range(num_answers))
         self._held: dict[int, list[TokenLogprobs]] = defaultdict(list)
         self._times: dict[int, list[float]] = defaultdict(list)
@@ -361,6 +364,8 @@ class StreamedResponse:
         """Send the usage, if asked for, and the end."""
         if self._include_usage:
             await self._send([], _usage(self._token_counts, prompt_tokens))
+        if self._ends_with_usage:
+            await self._exchange.comment(b"usage " + to_json(_usage(self._token_counts, prompt_tokens)))
         await self._exchange.end_stream()
 
     def _usage(self, index: int) -> Json | None:

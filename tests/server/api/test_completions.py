@@ -8,12 +8,12 @@ import pytest
 
 from quire_http.drain import Drain, DrainLimits
 from quire_http.exchange import HttpExchange
+from quire_http.rate_limit import RateLimits, Rates
 from quire_server.api import completions
 from quire_server.api.admission import Admission, AdmissionRequest, Limits
 from quire_server.api.auth import PRINCIPAL, Principal
 from quire_server.api.context import ServerContext
 from quire_server.api.output_processor import OutputDelta
-from quire_server.api.rate_limit import RateLimits, Rates
 from quire_server.engine.messages import EngineInfo, EngineStats
 from quire_server.metrics.requests import Metrics
 from quire_server.model_dir.generation_config import SamplingDefaults
@@ -77,7 +77,7 @@ def make_context(limits=None, stats=None, **rates):
         state=None,
         thresholds=None,
         deep_check=None,
-        rates=Rates(RateLimits(**rates), lambda: 0.0),
+        rates=Rates(lambda _: RateLimits(**rates), lambda: 0.0),
     )
 
 

@@ -1,8 +1,9 @@
 """Rate limits of each client, in requests and in tokens a minute: a token bucket for each.
 
 A request is charged once it is parsed, and refunded where it is shed; the tokens of its answer are charged
-when it ends, so that a bucket can be negative, and the client has to wait before its next request. Full
-buckets are forgotten. Pure but for the clock that it is given.
+when it ends, so that a bucket can be negative, and the client has to wait before its next request. One of
+several servers enforces a share of each limit. Full buckets are forgotten. Pure but for the clock that it is
+given.
 """
 
 from __future__ import annotations
@@ -14,24 +15,31 @@ from dataclasses import dataclass
 from quire_http.errors import ApiError, limited
 
 _MINUTE = 60.0
+_ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
 class RateLimits:
-    """What each API key may ask for in a minute. None is no limit."""
+    """What a client may ask for in a minute, None: no limit; and the share of it that is given out here."""
 
     requests: int | None = None
     tokens: int | None = None
+    share: float = 1.0
 
 
 class _Bucket:
-    def __init__(self, capacity: int, now: float) -> None:
+    def __init__(self, capacity: float, now: float) -> None:
         self.capacity = capacity
-        self._level, self._at = float(capacity), now
+        self._level, self._at = capacity, now
 
     def level(self, now: float) -> float:
         refill = (now - self._at) * self.capacity / _MINUTE
-        return min(self._level + refill, float(self.capacity))
+        return min(self._level + refill, self.capacity)
+
+    def resize(self, capacity: float, now: float) -> None:
+        """Another capacity from now on; as full, or as much in debt, as before."""
+        level = self.level(now) / self.capacity * capacity
+        self.capacity, self._level, self._at = capacity, level, now
 
     def take(self, amount: float, now: float) -> None:
         self._level, self._at = self.level(now) - amount, now
@@ -43,14 +51,10 @@ class _Bucket:
 
 
 class Rates:
-    """The buckets of all clients with recent requests."""
+    """The buckets of all clients with recent requests. ``limits_of``: those of a client, as they are now."""
 
-    def __init__(self, limits: RateLimits, clock: Callable[[], float]) -> None:
-        self._limits = {
-            kind: limit
-            for kind, limit in (("requests", limits.requests), ("tokens", limits.tokens))
-            if limit is not None
-        }
+    def __init__(self, limits_of: Callable[[str], RateLimits], clock: Callable[[], float]) -> None:
+        self._limits_of = limits_of
         self._clock = clock
         self._buckets: dict[str, dict[str, _Bucket]] = {}
 
@@ -61,7 +65,7 @@ class Rates:
         amounts = {"requests": 1, "tokens": prompt_tokens}
         for kind, bucket in self._of(client, now).items():
             if (seconds := bucket.seconds_until(max(amounts[kind], 1), now)) > 0:
-                raise self._refusal(client, kind, bucket, seconds)
+                raise self._refusal(client, kind, seconds)
 
     def charge(self, client: str, prompt_tokens: int) -> None:
         """Charge a request and its prompt. Raises as `check`."""
@@ -85,19 +89,28 @@ class Rates:
 
     def headers(self, client: str) -> Iterator[tuple[str, str]]:
         """What is left, in OpenAI's headers."""
-        now = self._clock()
+        now, limits = self._clock(), self._limits_of(client)
         for kind, bucket in self._of(client, now).items():
-            yield f"x-ratelimit-limit-{kind}", str(bucket.capacity)
-            yield f"x-ratelimit-remaining-{kind}", str(max(math.floor(bucket.level(now)), 0))
+            remaining = max(math.floor(bucket.level(now) / limits.share + _ROUNDING), 0)
+            yield f"x-ratelimit-limit-{kind}", str(_by_kind(limits)[kind])
+            yield f"x-ratelimit-remaining-{kind}", str(remaining)
             yield f"x-ratelimit-reset-{kind}", f"{bucket.seconds_until(bucket.capacity, now):.3f}s"
 
     def _of(self, client: str, now: float) -> dict[str, _Bucket]:
-        if client not in self._buckets:
-            self._buckets[client] = {kind: _Bucket(limit, now) for kind, limit in self._limits.items()}
-        return self._buckets[client]
+        limits = self._limits_of(client)
+        capacities = {kind: limit * limits.share for kind, limit in _by_kind(limits).items()}
+        buckets = self._buckets.setdefault(client, {})
+        if buckets.keys() != capacities.keys():
+            buckets = {kind: buckets.get(kind, _Bucket(each, now)) for kind, each in capacities.items()}
+            self._buckets[client] = buckets
+        for kind, bucket in buckets.items():
+            if bucket.capacity != capacities[kind]:
+                bucket.resize(capacities[kind], now)
+        return buckets
 
-    def _refusal(self, client: str, kind: str, bucket: _Bucket, seconds: float) -> ApiError:
-        message = f"This key may ask for {bucket.capacity} {kind} a minute, and has: wait {seconds:.0f} s."
+    def _refusal(self, client: str, kind: str, seconds: float) -> ApiError:
+        limit = _by_kind(self._limits_of(client))[kind]
+        message = f"This key may ask for {limit} {kind} a minute, and has: wait {seconds:.0f} s."
         refusal = limited(message, max(math.ceil(seconds), 1))
         refusal.headers += tuple(self.headers(client))
         return refusal
@@ -111,3 +124,9 @@ class Rates:
         ]
         for client in full:
             del self._buckets[client]
+
+
+def _by_kind(limits: RateLimits) -> dict[str, int]:
+    """Those that there are."""
+    both = {"requests": limits.requests, "tokens": limits.tokens}
+    return {kind: limit for kind, limit in both.items() if limit is not None}

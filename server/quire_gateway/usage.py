@@ -1,0 +1,47 @@
+"""The tokens that an answer says it took, found in its bytes.
+
+In JSON no text of a model or a client has these quotes unescaped, so that nothing need be parsed. A replica
+ends each stream with a comment that says them, which is for the gateway and is taken out.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+_PROMPT = b'"prompt_tokens":'
+_NUMBER = re.compile(rb"\s*(\d{1,9})\b")
+_COMPLETION = re.compile(rb'"completion_tokens":\s*(\d{1,9})\b')
+_CACHED = re.compile(rb'"cached_tokens":\s*(\d{1,9})\b')
+_COMMENT, _END = b": usage ", b"\n\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens of one request. ``cached``: of the prompt, None where the answer does not say it."""
+
+    prompt: int
+    completion: int
+    cached: int | None = None
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return self.prompt + self.completion
+
+
+def find(data: bytes) -> Usage | None:
+    """The last usage that stands in these bytes."""
+    at = data.rfind(_PROMPT)
+    if at < 0 or (prompt := _NUMBER.match(data, at + len(_PROMPT))) is None:
+        return None
+    completion, cached = _COMPLETION.search(data, at), _CACHED.search(data, at)
+    return Usage(int(prompt[1]), int(completion[1]) if completion else 0, int(cached[1]) if cached else None)
+
+
+def without_comment(events: bytes) -> bytes:
+    """Whole events without the replica's comment."""
+    at = events.find(_COMMENT)
+    if at < 0 or (at > 0 and not events.endswith(_END, 0, at)):
+        return events
+    return events[:at] + events[events.index(_END, at) + len(_END) :]

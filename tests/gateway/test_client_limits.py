@@ -1,0 +1,155 @@
+"""The limits of a client at one of several gateways: reserved before a request, settled when it is over."""
+
+import hashlib
+
+import httpx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quire_gateway.client_limits import ClientLimiter
+from quire_gateway.llm_client import Limits, LLMClient
+from quire_gateway.openai.calls import CHAT, read, tokens_to_reserve
+from quire_http.errors import ApiError
+from tests.gateway.conftest import Clock, slice_of
+from tests.gateway.kube_stub import llm_object
+
+KEY = {"authorization": "Bearer sk-alice"}
+HASH = hashlib.sha256(b"sk-alice").hexdigest()
+BODY = {
+    "model": "tiny",
+    "messages": [{"role": "user", "content": "Once"}],
+    "max_tokens": 20,
+    "temperature": 0,
+}
+
+
+def client(name="alice", **limits):
+    return LLMClient("models", name, f"uid-{name}", "", (), limits=Limits(**limits))
+
+
+def refused(limiter, who, num_tokens=0):
+    with pytest.raises(ApiError) as error:
+        limiter.reserve(who, num_tokens)
+    assert error.value.status == 429
+    return str(error.value)
+
+
+def test_so_many_requests_at_once_and_each_that_ends_makes_room_for_one(clock):
+    limiter, alice = ClientLimiter(lambda: 1, clock), client(concurrent_requests=2)
+    one, _ = limiter.reserve(alice, 0), limiter.reserve(alice, 0)
+    assert "2 requests at once" in refused(limiter, alice)
+    limiter.reserve(client("bob", concurrent_requests=1), 0)
+    one.settle(0)
+    one.settle(0)
+    limiter.reserve(alice, 0)
+    refused(limiter, alice)
+
+
+def test_tokens_that_were_reserved_and_not_taken_are_there_for_the_next_request(clock):
+    limiter, alice = ClientLimiter(lambda: 1, clock), client(tokens_per_minute=1000)
+    held = limiter.reserve(alice, 900)
+    assert dict(held.headers())["x-ratelimit-remaining-tokens"] == "100"
+    refused(limiter, alice, 200)
+    held.settle(50)
+    limiter.reserve(alice, 900)
+
+
+def test_a_request_that_was_not_served_costs_nothing(clock):
+    limiter, alice = ClientLimiter(lambda: 1, clock), client(requests_per_minute=1, tokens_per_minute=10)
+    for _ in range(5):
+        limiter.reserve(alice, 10).settle(0, is_served=False)
+    limiter.reserve(alice, 10)
+    assert "1 requests a minute" in refused(limiter, alice)
+
+
+def test_a_gateway_gives_out_its_share_by_how_many_run_now(clock):
+    gateways = 1
+    limiter = ClientLimiter(lambda: gateways, clock)
+    alice = client(requests_per_minute=60, concurrent_requests=3)
+    gateways = 2
+    for _ in range(2):  # of three, rounded up
+        limiter.reserve(alice, 0)
+    refused(limiter, alice)
+    gateways = 0  # none is known yet: this one runs
+    limiter.reserve(alice, 0)
+    refused(limiter, alice)
+
+
+@given(st.lists(st.tuples(st.integers(1, 400), st.integers(0, 400), st.floats(0, 5)), max_size=60))
+def test_of_several_gateways_no_client_gets_more_than_its_tokens_and_what_each_last_request_took(requests):
+    clock, served = Clock(), 0
+    limiters = [ClientLimiter(lambda: 3, clock) for _ in range(3)]
+    alice, begun = client(tokens_per_minute=600), clock.now
+    for number, (reserved, taken, pause) in enumerate(requests):
+        clock.now += pause
+        try:
+            held = limiters[number % 3].reserve(alice, reserved)
+        except ApiError:
+            continue
+        held.settle(min(taken, reserved))
+        served += min(taken, reserved)
+    assert served <= 600 + (clock.now - begun) * 10 + 3 * 400
+
+
+@pytest.mark.parametrize(
+    ("fields", "tokens"),
+    [
+        ({}, 256),
+        ({"max_tokens": 10}, 10),
+        ({"n": 3, "max_completion_tokens": 10}, 30),
+        ({"max_tokens": -5}, 0),
+    ],
+)
+def test_a_request_reserves_its_prompt_and_the_longest_answers_it_may_have(fields, tokens):
+    prompt = b'{"model": "m", "messages": [{"role": "user", "content": "%b"}]' % (b"x" * 396)
+    text = b"".join(b', "%b": %d' % (name.encode(), value) for name, value in fields.items())
+    assert tokens_to_reserve(read(CHAT, prompt + text + b"}")) == 100 + tokens
+
+
+def test_a_length_that_no_number_holds_is_a_429_and_not_an_error(clock):
+    body = b'{"model": "m", "max_tokens": 1' + b"0" * 15 + b', "n": 1' + b"0" * 15 + b"}"
+    limiter, alice = ClientLimiter(lambda: 1, clock), client(tokens_per_minute=10)
+    limiter.reserve(alice, tokens_to_reserve(read(CHAT, body)))
+    refused(limiter, alice, 1)
+
+
+@pytest.fixture
+def limited(start, engines, kube):
+    def limited(**limits):
+        kube.put(llm_object("LLMClient", "alice", {"keyHashes": [HASH], "limits": limits}))
+        return start(slice_of("one", engines[0]))
+
+    return limited
+
+
+def ask(gateway, **fields):
+    return httpx.post(gateway.url + CHAT, json={**BODY, **fields}, headers=KEY, timeout=60)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_is_charged_with_what_it_took_and_the_client_sees_what_is_left(limited, stream):
+    gateway = limited(tokensPerMinute=10_000)
+    first, second = ask(gateway, stream=stream, max_tokens=1000), ask(gateway, stream=stream)
+    assert first.status_code == second.status_code == 200
+    assert ": usage" not in first.text
+    (line, _) = gateway.wait_requests(2)
+    taken = line["prompt_tokens"] + line["completion_tokens"]
+    assert line["completion_tokens"] > 0
+    reserved = 20 + 2  # of the second, which has begun
+    left = int(second.headers["x-ratelimit-remaining-tokens"])
+    assert 0 <= left - (10_000 - taken - reserved) <= 10_000 // 60 * 30, "and what was refilled since"
+    assert first.headers["x-ratelimit-limit-tokens"] == "10000"
+    labels = {"model": "tiny", "client": "models/alice"}
+    assert gateway.metric("gateway_tokens_total", **labels, type="prompt") >= 2 * line["prompt_tokens"]
+
+
+def test_a_client_over_its_limit_is_told_when_to_ask_again(limited):
+    gateway = limited(requestsPerMinute=2)
+    assert [ask(gateway).status_code for _ in range(2)] == [200, 200]
+    answer = ask(gateway)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (429, "rate_limit_exceeded")
+    assert 1 <= int(answer.headers["retry-after"]) <= 30
+    assert gateway.wait_requests(3)[-1]["outcome"] == "limited"
+    gateway.kube.put(llm_object("LLMClient", "alice", {"keyHashes": [HASH]}))
+    gateway.wait("the limit is gone", lambda: ask(gateway).status_code == 200)

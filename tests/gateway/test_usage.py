@@ -1,0 +1,38 @@
+"""What an answer says it took, in bytes as replicas send them."""
+
+import json
+
+import pytest
+
+from quire_gateway.usage import Usage, find, without_comment
+
+USAGE = {"prompt_tokens": 12, "completion_tokens": 3, "total_tokens": 15}
+CACHED = {**USAGE, "prompt_tokens_details": {"cached_tokens": 8}}
+COMMENT = b": usage " + json.dumps(CACHED).encode() + b"\n\n"
+
+
+@pytest.mark.parametrize("separators", [(",", ":"), (", ", ": ")])
+def test_the_usage_of_an_answer_is_found_where_it_has_one(separators):
+    def encoded(document):
+        return json.dumps(document, separators=separators).encode()
+
+    assert find(encoded({"choices": [], "usage": CACHED})) == Usage(12, 3, 8)
+    assert find(b"data: " + encoded({"usage": USAGE}) + b"\n\n") == Usage(12, 3, None)
+    assert find(encoded({"usage": None})) is None
+    both = encoded({"usage": {**USAGE, "completion_tokens": 1}}) + b"\n\n" + encoded({"usage": CACHED})
+    assert find(both) == Usage(12, 3, 8), "the last one is the whole"
+
+
+def test_a_text_that_looks_like_a_usage_is_none():
+    text = json.dumps({"usage": {**CACHED, "prompt_tokens": 999_999}})
+    for document in ({"text": text}, {"text": json.dumps(text)}, {"text": COMMENT.decode()}):
+        assert find(json.dumps(document).encode()) is None
+        event = b"data: " + json.dumps(document).encode() + b"\n\n"
+        assert without_comment(event) == event
+
+
+@pytest.mark.parametrize("before", [b"", b'data: {"text": "a"}\n\n'])
+@pytest.mark.parametrize("after", [b"", b"data: [DONE]\n\n"])
+def test_the_comment_is_for_the_gateway_alone(before, after):
+    assert find(before + COMMENT + after) == Usage(12, 3, 8)
+    assert without_comment(before + COMMENT + after) == before + after
