@@ -40,13 +40,20 @@ ROUTE: Body = {
             "retryBudgetPercent": 30,
         },
         "killSwitch": {"enabled": True, "message": "Closed."},
+        "prices": {"promptPerMillion": "0.15", "completionPerMillion": "0.6"},
     },
 }
 CLIENT: Body = {
     "apiVersion": "serving.quire.dev/v1alpha1",
     "kind": "LLMClient",
     "metadata": {"name": "search", "namespace": "default"},
-    "spec": {"keyHashes": ["0" * 64], "allowedModels": ["org/chat"], "suspended": True},
+    "spec": {
+        "keyHashes": ["0" * 64],
+        "allowedModels": ["org/chat"],
+        "suspended": True,
+        "limits": {"requestsPerMinute": 600, "tokensPerMinute": 200_000, "concurrentRequests": 8},
+        "budget": {"period": "Day", "tokens": 10_000_000, "cost": "250.00"},
+    },
 }
 LEAST: tuple[Body, ...] = (
     {**ROUTE, "spec": {"models": ["chat"], "rules": [{"targets": [{"deployment": "small"}]}]}},
@@ -84,6 +91,10 @@ CASES: dict[str, tuple[tuple[Body, ...], tuple[Body, ...]]] = {
         (merged(LEAST[1], {"metadata": {"name": "x" * 63}}),),
         (merged(LEAST[1], {"metadata": {"name": "x" * 64}}),),
     ),
+    "spec.budget#0": (
+        (client(budget={"tokens": 1}), client(budget={"cost": "0.000001"})),
+        (client(budget={"period": "Day"}), client(budget={})),
+    ),
     "spec.rules#0": (
         (route(rules=[_SHORT, _ANY]), route(rules=[_SHORT, _SHORT])),
         (route(rules=[_ANY, _SHORT]), route(rules=[_ANY, _ANY])),
@@ -112,4 +123,10 @@ REFUSED: tuple[Body, ...] = (
     route(reliability={"attempts": 0}),
     client(keyHashes=["sk-in-the-clear"]),
     client(keyHashes=["A" * 64]),
+    client(limits={}),
+    client(limits={"requestsPerMinute": 0}),
+    client(budget={"cost": "-1"}),
+    client(budget={"cost": "1e9"}),
+    client(budget={"tokens": 1, "period": "Year"}),
+    route(prices={"promptPerMillion": "free"}),
 )

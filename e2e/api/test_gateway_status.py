@@ -20,12 +20,15 @@ from quire_gateway.dispatch import Dispatcher
 from quire_gateway.gateway_leases import GatewayLeases
 from quire_gateway.informer import Informer
 from quire_gateway.kube_api import KubeApi
+from quire_gateway.llm_client import LLMClient
 from quire_gateway.openai.calls import Call
 from quire_gateway.replicas import ReplicaTable
 from quire_gateway.routing.by_load import RoundRobin
 from quire_gateway.routing_state import RoutingState
 from quire_gateway.settings import Timeouts
 from quire_gateway.status_writer import StatusWriter
+from quire_gateway.usage_ledger import Spending, UsageLedger
+from quire_gateway.usage_writer import UsageWriter
 from quire_http.errors import ApiError
 
 pytestmark = [pytest.mark.api, pytest.mark.timeout(300)]
@@ -90,6 +93,8 @@ class Gateway:
             (informer.LLM_ROUTES, self.state.routes),
             (informer.LLM_CLIENTS, self.state.clients),
         ]
+        self.ledger = UsageLedger(self.state.clients.get, time.time)
+        self.usage = UsageWriter(kube, self.state, self.ledger)
         self.work = [Informer(kube, kind, store, NAMESPACE).run() for kind, store in stores]
         self.work.append(self.writer.run())
 
@@ -194,3 +199,46 @@ async def test_of_two_routes_with_one_name_the_younger_one_says_that_it_is_not_a
         await until(lambda: status_of(api, "llmroutes", "older").get("Accepted"), ("True", "Accepted"))
         api.request("DELETE", f"{API}/llmroutes/older")
         await until(younger, ("True", "Accepted"))
+
+
+async def test_what_gateways_count_and_save_at_the_same_time_adds_up_and_ends_the_budget_at_each(
+    api: Client, account: Path
+) -> None:
+    keys = [hashlib.sha256(b"sk-spender").hexdigest()]
+    api.create(
+        object_of(gateway_kinds.CLIENT, "spender", keyHashes=keys, suspended=False, budget={"tokens": 1000})
+    )
+    most, took = Spending(1, 10, 100), Spending(1, 10, 10)
+
+    def usage() -> dict[str, Any]:
+        found: dict[str, Any] = api.request("GET", f"{API}/llmclients/spender")["status"].get("usage") or {}
+        return found
+
+    async with running(api, account, "gateway-d", "gateway-e", "gateway-f") as gateways:
+
+        def clients() -> list[LLMClient]:
+            tables = [gateway.state.table.clients for gateway in gateways]
+            return [table[keys[0]] for table in tables if keys[0] in table]
+
+        await until(lambda: len(clients()), 3)
+        for _ in range(3):
+            for gateway, client in zip(gateways, clients(), strict=True):
+                gateway.ledger.reserve(client, most)
+                gateway.ledger.settle(client, most, took)
+            await asyncio.gather(*(gateway.usage.close() for gateway in gateways))
+        assert (usage()["requests"], usage()["totalTokens"]) == (9, 180)
+
+        def used() -> list[int]:
+            return [one.ledger.spent(client).tokens for one, client in zip(gateways, clients(), strict=True)]
+
+        await until(used, [180, 180, 180])
+        whole = Spending(1, 820, 0)
+        gateways[0].ledger.reserve(clients()[0], whole)
+        gateways[0].ledger.settle(clients()[0], whole, whole)
+        await gateways[0].usage.close()
+        await until(used, [1000, 1000, 1000])
+        for gateway, client in zip(gateways, clients(), strict=True):
+            with pytest.raises(ApiError, match="1000 tokens a day"):
+                gateway.ledger.reserve(client, Spending(1, 1, 0))
+        await until(lambda: status_of(api, "llmclients", "spender").get("Ready"), ("False", "BudgetSpent"))
+        assert usage()["totalTokens"] == 1000, "conditions were written, and the usage is still there"

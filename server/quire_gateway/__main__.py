@@ -40,6 +40,8 @@ from quire_gateway.routing.strategies import DEFAULT, router_for
 from quire_gateway.routing_state import RoutingState
 from quire_gateway.settings import Settings, SettingsError
 from quire_gateway.status_writer import StatusWriter
+from quire_gateway.usage_ledger import UsageLedger
+from quire_gateway.usage_writer import UsageWriter
 from quire_http.drain import Drain, DrainLimits
 from quire_http.malloc import return_memory
 from quire_http.server import HttpServer, listen
@@ -101,7 +103,8 @@ async def _serve(settings: Settings, listener: socket.socket, signer: RequestSig
     upstream = Upstream(signer)
     dispatcher = Dispatcher(table, state, settings.timeouts, require_keys=settings.require_keys)
     leases = GatewayLeases(state.changed.set, time.monotonic)
-    limiter = ClientLimiter(leases.num_live, time.monotonic)
+    ledger = UsageLedger(state.clients.get, time.time)
+    limiter = ClientLimiter(leases.num_live, ledger, time.monotonic)
     management = Management(dispatcher, metrics, drain, informers, int(time.time()))
     access_log = AccessLog(_write_line)
     gateway = Gateway(dispatcher, Relay(upstream, metrics), management, metrics, access_log, drain, limiter)
@@ -116,11 +119,12 @@ async def _serve(settings: Settings, listener: socket.socket, signer: RequestSig
     background.append(loop.create_task(LoadPoller(table).run()))
     if settings.peer_service:
         background += [loop.create_task(one) for one in _peer_sync(settings, api, table, outbox)]
-    writer = None
+    writer, usage = None, None
     if settings.pod_namespace and settings.pod_name:
         watch = Informer(api, informer.LEASES, leases, settings.pod_namespace)
         writer = StatusWriter(api, (settings.pod_namespace, settings.pod_name), state, leases, table)
-        background += [loop.create_task(watch.run()), loop.create_task(writer.run())]
+        usage = UsageWriter(api, state, ledger)
+        background += [loop.create_task(one.run()) for one in (watch, writer, usage)]
     begin = loop.create_task(drain.wait_for_begin())
     await asyncio.wait({serving, begin, *background}, return_when=asyncio.FIRST_COMPLETED)
     if not begin.done():
@@ -133,7 +137,8 @@ async def _serve(settings: Settings, listener: socket.socket, signer: RequestSig
     await serving
     for task in background:
         task.cancel()
-    if writer is not None:
+    if writer is not None and usage is not None:
+        await usage.close()
         await writer.close()
     await upstream.close()
 

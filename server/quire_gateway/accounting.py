@@ -84,13 +84,15 @@ class Account:
         if self.reservation is None:
             return
         if self.usage is not None:
-            self.reservation.settle(self.usage.total)
-        elif self.status >= 300 or (self.status == 0 and not is_gone):
-            self.reservation.settle(0, is_served=300 <= self.status < 500)
+            self.reservation.settle(self.usage.prompt, self.usage.completion)
+        elif self.status >= 500 or (self.status == 0 and not is_gone):
+            self.reservation.release()
+        elif self.status >= 300:
+            self.reservation.settle(0, 0)
         elif self.stream:
-            self.reservation.settle(self.prompt_tokens + self.num_events)  # it ended before it said more
+            self.reservation.settle(self.prompt_tokens, self.num_events)  # it ended before it said more
         else:
-            self.reservation.settle(self.reservation.num_tokens)  # nobody waited for what was computed
+            self.reservation.settle_whole()  # the client did not wait for what was computed
 
     def _tokens(self) -> dict[str, int | None]:
         found = self.usage

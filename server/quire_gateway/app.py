@@ -14,12 +14,12 @@ from quire_gateway.accounting import Account
 from quire_gateway.attempt import UpstreamRequest
 from quire_gateway.client_limits import ClientLimiter
 from quire_gateway.dispatch import Dispatcher
-from quire_gateway.llm_client import NO_LIMITS, LLMClient
+from quire_gateway.llm_client import LLMClient
 from quire_gateway.log import AccessLog
 from quire_gateway.management import Management, not_found
 from quire_gateway.metrics import Metrics
 from quire_gateway.openai import calls
-from quire_gateway.openai.calls import estimated_tokens, tokens_to_reserve
+from quire_gateway.openai.calls import estimated_tokens, longest_answers
 from quire_gateway.relay import REQUEST_HEADERS, USAGE_HEADER, Relay
 from quire_gateway.request_signing import Identity
 from quire_gateway.routing.router import RequestFacts
@@ -103,8 +103,10 @@ class Gateway:
         headers = {name: value for name, value in given.items() if name in REQUEST_HEADERS}
         headers |= {"x-request-id": exchange.request_id, USAGE_HEADER: "true"}
         account.prompt_tokens = estimated_tokens(call)
-        if client is not None and client.limits != NO_LIMITS:
-            account.reservation = self.limiter.reserve(client, tokens_to_reserve(call))
+        if client is not None:
+            account.reservation = self.limiter.reserve(
+                client, account.prompt_tokens, longest_answers(call), destination.prices
+            )
             exchange.headers += account.reservation.headers()
         identity = _identity(client)
         request = UpstreamRequest(exchange.scope["path"], headers, body, call.stream, call.model, identity)

@@ -1,4 +1,4 @@
-"""The limits of LLMClients at one gateway: requests and tokens a minute, and requests at once.
+"""What LLMClients may ask for at one gateway: requests and tokens a minute, requests at once, and a budget.
 
 What a request may take is reserved before it is relayed, and settled with what it took when it is over. Each
 gateway gives out its share of a limit, by the number of gateways that run: they need no store, and a client
@@ -13,6 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from quire_gateway.llm_client import LLMClient
+from quire_gateway.llm_route import Prices
+from quire_gateway.usage_ledger import Spending, UsageLedger, spending
 from quire_http.errors import limited
 from quire_http.rate_limit import RateLimits, Rates
 
@@ -21,48 +23,69 @@ _RETRY_AFTER_SECONDS = 1
 
 @dataclass(slots=True)
 class Reservation:
-    """What one request holds of its client's limits, until it is settled."""
+    """What one request may take of its client's limits and budget, until it is settled."""
 
-    num_tokens: int
+    client: LLMClient
+    most: Spending
     _limiter: ClientLimiter
-    _uid: str
+    _prices: Prices
     _is_settled: bool = False
 
     def headers(self) -> tuple[tuple[str, str], ...]:
         """What is left to the client, in OpenAI's headers."""
-        return tuple(self._limiter.rates.headers(self._uid))
+        return tuple(self._limiter.rates.headers(self.client.uid))
 
-    def settle(self, num_tokens: int, *, is_served: bool = True) -> None:
-        """The request is over and took so many tokens. One that was not served costs nothing."""
+    def settle(self, prompt_tokens: int, completion_tokens: int) -> None:
+        """The request is over, and took this."""
+        self._end(spending(prompt_tokens, completion_tokens, self._prices))
+
+    def settle_whole(self) -> None:
+        """It is over, and took as much as it could, for all that is known."""
+        self._end(self.most)
+
+    def release(self) -> None:
+        """It is over, and nothing was done for it."""
+        self._limiter.rates.refund(self.client.uid)
+        self._end(Spending())
+
+    def _end(self, spent: Spending) -> None:
         if self._is_settled:
             return
         self._is_settled = True
-        self._limiter.running[self._uid] -= 1
-        self._limiter.running += Counter()  # drops what is zero
-        if not is_served:
-            self._limiter.rates.refund(self._uid)
-        self._limiter.rates.spend(self._uid, (num_tokens if is_served else 0) - self.num_tokens)
+        limiter, uid = self._limiter, self.client.uid
+        limiter.running[uid] -= 1
+        limiter.running += Counter()  # drops what is zero
+        limiter.rates.spend(uid, spent.tokens - self.most.tokens)
+        limiter.ledger.settle(self.client, self.most, spent)
 
 
 class ClientLimiter:
     """Admits requests. ``num_gateways``: those that run now."""
 
-    def __init__(self, num_gateways: Callable[[], int], clock: Callable[[], float]) -> None:
+    def __init__(
+        self, num_gateways: Callable[[], int], ledger: UsageLedger, clock: Callable[[], float]
+    ) -> None:
         self._num_gateways = num_gateways
         self._clients: dict[str, LLMClient] = {}  # as they were at their last request, by UID
         self.running: Counter[str] = Counter()
+        self.ledger = ledger
         self.rates = Rates(self._limits_of, clock)
 
-    def reserve(self, client: LLMClient, num_tokens: int) -> Reservation:
-        """Reserve a request and its tokens. Raises a 429 with the time to wait."""
+    def reserve(
+        self, client: LLMClient, prompt_tokens: int, completion_tokens: int, prices: Prices
+    ) -> Reservation:
+        """Reserve a request with so many tokens. Raises a 429, which says how long to wait if that helps."""
         self._clients[client.uid] = client
-        most = client.limits.concurrent_requests
-        if most is not None and self.running[client.uid] >= math.ceil(most * self._share()):
-            message = f"This client may have {most} requests at once, and has: wait for one to end."
+        at_once = client.limits.concurrent_requests
+        if at_once is not None and self.running[client.uid] >= math.ceil(at_once * self._share()):
+            message = f"This client may have {at_once} requests at once, and has: wait for one to end."
             raise limited(message, _RETRY_AFTER_SECONDS)
-        self.rates.charge(client.uid, num_tokens)
+        most = spending(prompt_tokens, completion_tokens, prices)
+        self.rates.check(client.uid, most.tokens)
+        self.ledger.reserve(client, most)
+        self.rates.charge(client.uid, most.tokens)
         self.running[client.uid] += 1
-        return Reservation(num_tokens, self, client.uid)
+        return Reservation(client, most, self, prices)
 
     def _share(self) -> float:
         return 1 / max(self._num_gateways(), 1)

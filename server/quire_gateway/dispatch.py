@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from quire_gateway import arms
 from quire_gateway.llm_client import LLMClient, key_hash
-from quire_gateway.llm_route import LLMRoute, Rule, Target
+from quire_gateway.llm_route import LLMRoute, Prices, Rule, Target
 from quire_gateway.openai.calls import Call, estimated_tokens
 from quire_gateway.replicas import Model, ReplicaTable
 from quire_gateway.retry_budget import RetryBudget
@@ -36,6 +36,7 @@ class Destination:
     retries: RetryBudget
     timeouts: Timeouts
     attempts: int = DEFAULT_ATTEMPTS
+    prices: Prices = Prices()
 
 
 class Dispatcher:
@@ -124,6 +125,7 @@ class Dispatcher:
             self._budget(table, route),
             timeouts,
             reliability.attempts,
+            route.prices,
         )
 
     def _target(

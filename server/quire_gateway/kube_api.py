@@ -37,6 +37,10 @@ class MissingError(KubeError):
     """There is nothing at this path."""
 
 
+class ConflictError(KubeError):
+    """The object is newer than the version that was to be changed."""
+
+
 @dataclass(frozen=True)
 class KubeApi:
     """The API server, and the directory with this pod's credentials."""
@@ -94,12 +98,12 @@ class Connection:
 
     async def send(
         self, method: str, path: str, body: Mapping[str, Any] | None = None, content_type: str = ""
-    ) -> None:
-        """One request that changes something."""
+    ) -> Body:
+        """One request that changes something; what the API server answers."""
         timeout = aiohttp.ClientTimeout(total=_LIST_SECONDS, sock_connect=_CONNECT_SECONDS)
         data = None if body is None else orjson.dumps(body)
-        async with self._request(method, path, timeout, data=data, content_type=content_type):
-            pass
+        async with self._request(method, path, timeout, data=data, content_type=content_type) as response:
+            return _object(await response.read())
 
     @contextlib.asynccontextmanager
     async def _request(
@@ -121,7 +125,7 @@ class Connection:
             if response.status == 410:
                 raise GoneError
             if not response.ok:
-                kind = MissingError if response.status == 404 else KubeError
+                kind = {404: MissingError, 409: ConflictError}.get(response.status, KubeError)
                 raise kind(f"{path}: HTTP {response.status} {(await response.text())[:200]}")
             yield response
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
 from typing import Any
 
 from quire_gateway.llm_route import ObjectError
 
+PERIODS = ("Day", "Month")
 _LONGEST_KEY = 512  # bytes
 
 
@@ -25,7 +27,17 @@ class Limits:
     concurrent_requests: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What a client may use in a period, at all gateways together. None: no budget."""
+
+    period: str = "Month"  # or "Day", in UTC
+    tokens: int | None = None  # of prompts and answers
+    cost: Decimal | None = None  # in the currency of the routes' prices
+
+
 NO_LIMITS = Limits()
+NO_BUDGET = Budget()
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +52,7 @@ class LLMClient:
     allowed_models: frozenset[str] = frozenset()  # empty: all
     suspended: bool = False
     limits: Limits = NO_LIMITS
+    budget: Budget = NO_BUDGET
 
     @property
     def full_name(self) -> str:
@@ -64,14 +77,22 @@ def parse(body: Mapping[str, Any]) -> LLMClient:
             allowed_models=frozenset(map(str, spec.get("allowedModels") or ())),
             suspended=spec.get("suspended", False) is True,
             limits=_limits(spec.get("limits") or {}),
+            budget=_budget(spec.get("budget") or {}),
         )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, InvalidOperation) as error:
         raise ObjectError(f"the spec cannot be read: {error!r}") from None
 
 
 def _limits(body: Mapping[str, Any]) -> Limits:
     names = ("requestsPerMinute", "tokensPerMinute", "concurrentRequests")
     return Limits(*(None if body.get(name) is None else int(body[name]) for name in names))
+
+
+def _budget(body: Mapping[str, Any]) -> Budget:
+    tokens, cost, period = body.get("tokens"), body.get("cost"), body.get("period", NO_BUDGET.period)
+    if period not in PERIODS:
+        raise ValueError(f"budget.period is {period!r}")
+    return Budget(period, None if tokens is None else int(tokens), None if cost is None else Decimal(cost))
 
 
 def key_hash(authorization: bytes) -> str:

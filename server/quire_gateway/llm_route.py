@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from decimal import Decimal, InvalidOperation
 from typing import Any
 
 
@@ -58,6 +59,14 @@ class KillSwitch:
 
 
 @dataclass(frozen=True, slots=True)
+class Prices:
+    """Of a million tokens, in whatever currency an installation counts."""
+
+    prompt_per_million: Decimal = Decimal(0)
+    completion_per_million: Decimal = Decimal(0)
+
+
+@dataclass(frozen=True, slots=True)
 class LLMRoute:
     """One route."""
 
@@ -70,6 +79,7 @@ class LLMRoute:
     session_header: str = ""
     reliability: Reliability = field(default=Reliability())
     kill_switch: KillSwitch = field(default=KillSwitch())
+    prices: Prices = field(default=Prices())
 
     @property
     def deployments(self) -> list[str]:
@@ -91,8 +101,9 @@ def parse(body: Mapping[str, Any]) -> LLMRoute:
             session_header=str((spec.get("routing") or {}).get("sessionHeader") or ""),
             reliability=_reliability(spec.get("reliability") or {}),
             kill_switch=_kill_switch(spec.get("killSwitch") or {}),
+            prices=_prices(spec.get("prices") or {}),
         )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, InvalidOperation) as error:
         raise ObjectError(f"the spec cannot be read: {error!r}") from None
 
 
@@ -117,3 +128,7 @@ def _reliability(body: Mapping[str, Any]) -> Reliability:
 def _kill_switch(body: Mapping[str, Any]) -> KillSwitch:
     default = KillSwitch()
     return KillSwitch(body.get("enabled", False) is True, str(body.get("message", default.message)))
+
+
+def _prices(body: Mapping[str, Any]) -> Prices:
+    return Prices(Decimal(body.get("promptPerMillion", "0")), Decimal(body.get("completionPerMillion", "0")))

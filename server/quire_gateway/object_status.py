@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from quire_gateway import llm_route
+from quire_gateway import llm_client, llm_route, usage_ledger
 from quire_gateway.gateway_leases import Generations
 from quire_gateway.llm_route import LLMRoute
 from quire_gateway.routing_table import Body, Place, RoutingTable, uid_of
@@ -52,8 +52,8 @@ def _route_ready(route: LLMRoute, rejection: tuple[str, str] | None, has_replica
     return ("Ready", True, "Ready", "A target has a replica that is ready.")
 
 
-def client_conditions(body: Body, table: RoutingTable) -> list[Condition]:
-    """Those of an LLMClient."""
+def client_conditions(body: Body, table: RoutingTable, now: float) -> list[Condition]:
+    """Those of an LLMClient. ``now``: seconds since 1970."""
     if (rejection := table.rejected.get(uid_of(body))) is not None:
         return [("Accepted", False, *rejection), ("Ready", False, *rejection)]
     accepted: Condition = ("Accepted", True, "Accepted", "Its keys are its own.")
@@ -61,13 +61,17 @@ def client_conditions(body: Body, table: RoutingTable) -> list[Condition]:
         return [accepted, ("Ready", False, "Suspended", "Its keys are refused: suspended is true.")]
     if not body["spec"].get("keyHashes"):
         return [accepted, ("Ready", False, "NoKey", "It has no key.")]
+    budget = llm_client.parse(body).budget
+    if usage_ledger.is_spent(budget, usage_ledger.saved(body, usage_ledger.period_of(budget, now))):
+        message = f"Requests are refused until the {budget.period.lower()} ends, in UTC: its budget is spent."
+        return [accepted, ("Ready", False, "BudgetSpent", message)]
     return [accepted, ("Ready", True, "Ready", "Its keys are accepted.")]
 
 
 def status(
     body: Body, conditions: list[Condition], gateways: Mapping[str, Generations], now: str
 ) -> dict[str, Any]:
-    """The whole status of an object."""
+    """The status of an object, all that is not usage."""
     generation, uid = generation_of(body), uid_of(body)
     before = {one.get("type"): one for one in (body.get("status") or {}).get("conditions") or ()}
     return {

@@ -24,6 +24,10 @@ class ObjectStore:
         """All of them."""
         return list(self._bodies.values())
 
+    def get(self, place: Place) -> Body | None:
+        """The object at a place."""
+        return self._bodies.get(place)
+
     def replace(self, bodies: Iterable[Mapping[str, Any]], namespace: str) -> None:
         """These are all objects of a namespace."""
         kept = {place: body for place, body in self._bodies.items() if place[0] != namespace}
@@ -31,9 +35,11 @@ class ObjectStore:
         self._changed()
 
     def put(self, body: Mapping[str, Any]) -> None:
-        """An object is new or has changed."""
-        self._bodies[place_of(body)] = _trimmed(body)
-        self._changed()
+        """An object is new or has changed. Nothing follows from its status alone."""
+        before, now = self._bodies.get(place_of(body)), _trimmed(body)
+        self._bodies[place_of(body)] = now
+        if before is None or _without_status(before) != _without_status(now):
+            self._changed()
 
     def remove(self, body: Mapping[str, Any]) -> None:
         """An object is deleted."""
@@ -67,3 +73,8 @@ def _trimmed(body: Mapping[str, Any]) -> Body:
     """Without what is long and not read here."""
     metadata = {name: value for name, value in body["metadata"].items() if name != "managedFields"}
     return {**body, "metadata": metadata}
+
+
+def _without_status(body: Body) -> Body:
+    metadata = {name: value for name, value in body["metadata"].items() if name != "resourceVersion"}
+    return {**body, "metadata": metadata, "status": None}

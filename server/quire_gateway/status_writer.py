@@ -99,16 +99,20 @@ class StatusWriter:
         ready = self._replicas.ready_places()
         for body in self._state.routes.bodies():
             new = status(body, route_conditions(body, table, known, ready), live, now)
-            if new != body.get("status"):
+            if new != _without_usage(body):
                 yield LLM_ROUTES, body, new
         for body in self._state.clients.bodies():
-            new = status(body, client_conditions(body, table), live, now)
-            if new != body.get("status"):
+            new = status(body, client_conditions(body, table, time.time()), live, now)
+            if new != _without_usage(body):
                 yield LLM_CLIENTS, body, new
 
     @staticmethod
     def _path(kind: Kind, namespace: str, name: str) -> str:
         return f"{kind.path(namespace)}/{name}"
+
+
+def _without_usage(body: Body) -> dict[str, object]:
+    return {name: value for name, value in (body.get("status") or {}).items() if name != "usage"}
 
 
 def _now(form: str) -> str:

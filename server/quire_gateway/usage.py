@@ -24,11 +24,6 @@ class Usage:
     completion: int
     cached: int | None = None
 
-    @property
-    def total(self) -> int:
-        """All of them."""
-        return self.prompt + self.completion
-
 
 def find(data: bytes) -> Usage | None:
     """The last usage that stands in these bytes."""

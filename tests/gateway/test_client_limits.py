@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 
 from quire_gateway.client_limits import ClientLimiter
 from quire_gateway.llm_client import Limits, LLMClient
-from quire_gateway.openai.calls import CHAT, read, tokens_to_reserve
+from quire_gateway.llm_route import Prices
+from quire_gateway.openai.calls import CHAT, longest_answers, read
+from quire_gateway.usage_ledger import UsageLedger
 from quire_http.errors import ApiError
 from tests.gateway.conftest import Clock, slice_of
 from tests.gateway.kube_stub import llm_object
@@ -28,66 +30,74 @@ def client(name="alice", **limits):
     return LLMClient("models", name, f"uid-{name}", "", (), limits=Limits(**limits))
 
 
+def limiter_of(clock, num_gateways=lambda: 1):
+    return ClientLimiter(num_gateways, UsageLedger(lambda place: None, clock), clock)
+
+
+def reserve(limiter, who, num_tokens=0):
+    return limiter.reserve(who, 0, num_tokens, Prices())
+
+
 def refused(limiter, who, num_tokens=0):
     with pytest.raises(ApiError) as error:
-        limiter.reserve(who, num_tokens)
+        reserve(limiter, who, num_tokens)
     assert error.value.status == 429
     return str(error.value)
 
 
 def test_so_many_requests_at_once_and_each_that_ends_makes_room_for_one(clock):
-    limiter, alice = ClientLimiter(lambda: 1, clock), client(concurrent_requests=2)
-    one, _ = limiter.reserve(alice, 0), limiter.reserve(alice, 0)
+    limiter, alice = limiter_of(clock), client(concurrent_requests=2)
+    one, _ = reserve(limiter, alice, 0), reserve(limiter, alice, 0)
     assert "2 requests at once" in refused(limiter, alice)
-    limiter.reserve(client("bob", concurrent_requests=1), 0)
-    one.settle(0)
-    one.settle(0)
-    limiter.reserve(alice, 0)
+    reserve(limiter, client("bob", concurrent_requests=1), 0)
+    one.settle(0, 0)
+    one.settle(0, 0)
+    reserve(limiter, alice, 0)
     refused(limiter, alice)
 
 
 def test_tokens_that_were_reserved_and_not_taken_are_there_for_the_next_request(clock):
-    limiter, alice = ClientLimiter(lambda: 1, clock), client(tokens_per_minute=1000)
-    held = limiter.reserve(alice, 900)
+    limiter, alice = limiter_of(clock), client(tokens_per_minute=1000)
+    held = reserve(limiter, alice, 900)
     assert dict(held.headers())["x-ratelimit-remaining-tokens"] == "100"
     refused(limiter, alice, 200)
-    held.settle(50)
-    limiter.reserve(alice, 900)
+    held.settle(20, 30)
+    reserve(limiter, alice, 900)
 
 
 def test_a_request_that_was_not_served_costs_nothing(clock):
-    limiter, alice = ClientLimiter(lambda: 1, clock), client(requests_per_minute=1, tokens_per_minute=10)
+    limiter, alice = limiter_of(clock), client(requests_per_minute=1, tokens_per_minute=10)
     for _ in range(5):
-        limiter.reserve(alice, 10).settle(0, is_served=False)
-    limiter.reserve(alice, 10)
+        reserve(limiter, alice, 10).release()
+    reserve(limiter, alice, 10)
     assert "1 requests a minute" in refused(limiter, alice)
 
 
 def test_a_gateway_gives_out_its_share_by_how_many_run_now(clock):
     gateways = 1
-    limiter = ClientLimiter(lambda: gateways, clock)
+    limiter = limiter_of(clock, lambda: gateways)
     alice = client(requests_per_minute=60, concurrent_requests=3)
     gateways = 2
     for _ in range(2):  # of three, rounded up
-        limiter.reserve(alice, 0)
+        reserve(limiter, alice, 0)
     refused(limiter, alice)
     gateways = 0  # none is known yet: this one runs
-    limiter.reserve(alice, 0)
+    reserve(limiter, alice, 0)
     refused(limiter, alice)
 
 
 @given(st.lists(st.tuples(st.integers(1, 400), st.integers(0, 400), st.floats(0, 5)), max_size=60))
 def test_of_several_gateways_no_client_gets_more_than_its_tokens_and_what_each_last_request_took(requests):
     clock, served = Clock(), 0
-    limiters = [ClientLimiter(lambda: 3, clock) for _ in range(3)]
+    limiters = [limiter_of(clock, lambda: 3) for _ in range(3)]
     alice, begun = client(tokens_per_minute=600), clock.now
     for number, (reserved, taken, pause) in enumerate(requests):
         clock.now += pause
         try:
-            held = limiters[number % 3].reserve(alice, reserved)
+            held = reserve(limiters[number % 3], alice, reserved)
         except ApiError:
             continue
-        held.settle(min(taken, reserved))
+        held.settle(0, min(taken, reserved))
         served += min(taken, reserved)
     assert served <= 600 + (clock.now - begun) * 10 + 3 * 400
 
@@ -101,16 +111,16 @@ def test_of_several_gateways_no_client_gets_more_than_its_tokens_and_what_each_l
         ({"max_tokens": -5}, 0),
     ],
 )
-def test_a_request_reserves_its_prompt_and_the_longest_answers_it_may_have(fields, tokens):
+def test_a_request_reserves_the_longest_answers_it_may_have(fields, tokens):
     prompt = b'{"model": "m", "messages": [{"role": "user", "content": "%b"}]' % (b"x" * 396)
     text = b"".join(b', "%b": %d' % (name.encode(), value) for name, value in fields.items())
-    assert tokens_to_reserve(read(CHAT, prompt + text + b"}")) == 100 + tokens
+    assert longest_answers(read(CHAT, prompt + text + b"}")) == tokens
 
 
 def test_a_length_that_no_number_holds_is_a_429_and_not_an_error(clock):
     body = b'{"model": "m", "max_tokens": 1' + b"0" * 15 + b', "n": 1' + b"0" * 15 + b"}"
-    limiter, alice = ClientLimiter(lambda: 1, clock), client(tokens_per_minute=10)
-    limiter.reserve(alice, tokens_to_reserve(read(CHAT, body)))
+    limiter, alice = limiter_of(clock), client(tokens_per_minute=10)
+    reserve(limiter, alice, longest_answers(read(CHAT, body)))
     refused(limiter, alice, 1)
 
 

@@ -1,5 +1,7 @@
 """Which gateways count as running, and what status says of routes and clients."""
 
+import calendar
+
 import pytest
 
 from quire_gateway.gateway_leases import DURATION_SECONDS, GatewayLeases, lease
@@ -8,6 +10,7 @@ from quire_gateway.routing_table import resolve
 from tests.gateway.kube_stub import NAMESPACE, llm_object
 
 NOW = "2026-02-02T00:00:00Z"
+SECONDS = calendar.timegm((2026, 2, 2, 0, 0, 0))
 TINY = (NAMESPACE, "tiny")
 
 
@@ -44,15 +47,18 @@ def test_a_route_that_cannot_be_read_says_so():
     assert reasons(route(models=3)) == {"Accepted": "not: Unreadable", "Ready": "not: Unreadable"}
 
 
-def test_a_suspended_client_and_one_without_keys_are_not_ready():
+def test_a_client_whose_requests_are_refused_is_not_ready_and_says_why():
     def ready(**spec):
         body = llm_object("LLMClient", "c", {"keyHashes": ["0" * 64], **spec})
-        (*_, last) = client_conditions(body, resolve([], [body], []))
+        body["status"] = {"usage": {"period": "2026-02", "promptTokens": 60, "completionTokens": 40}}
+        (*_, last) = client_conditions(body, resolve([], [body], []), SECONDS)
         return last[1:3]
 
     assert ready() == (True, "Ready")
     assert ready(suspended=True) == (False, "Suspended")
     assert ready(keyHashes=[]) == (False, "NoKey")
+    assert ready(budget={"tokens": 101}) == ready(budget={"tokens": 1, "period": "Day"}) == (True, "Ready")
+    assert ready(budget={"tokens": 100}) == (False, "BudgetSpent")
 
 
 def test_a_gateway_has_applied_a_spec_when_it_uses_this_generation_of_this_object():

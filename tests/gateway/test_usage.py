@@ -17,7 +17,7 @@ def test_the_usage_of_an_answer_is_found_where_it_has_one(separators):
         return json.dumps(document, separators=separators).encode()
 
     assert find(encoded({"choices": [], "usage": CACHED})) == Usage(12, 3, 8)
-    assert find(b"data: " + encoded({"usage": USAGE}) + b"\n\n") == Usage(12, 3, None)
+    assert find(b"data: " + encoded({"usage": USAGE}) + b"\n\n") == Usage(12, 3)
     assert find(encoded({"usage": None})) is None
     both = encoded({"usage": {**USAGE, "completion_tokens": 1}}) + b"\n\n" + encoded({"usage": CACHED})
     assert find(both) == Usage(12, 3, 8), "the last one is the whole"

@@ -69,10 +69,10 @@ def estimated_tokens(call: Call) -> int:
     return sum(len(part.encode("utf-8", "surrogatepass")) for part in call.prompt) // _BYTES_PER_TOKEN
 
 
-def tokens_to_reserve(call: Call) -> int:
-    """Tokens that a request may take, by estimate: its prompt and all of its answers."""
+def longest_answers(call: Call) -> int:
+    """Tokens that its answers may have together."""
     each = _ANSWER_TOKENS if call.max_tokens is None else max(call.max_tokens, 0)
-    return estimated_tokens(call) + min(each * call.num_answers, _MOST_TOKENS)
+    return min(each * call.num_answers, _MOST_TOKENS)
 
 
 def with_model(body: bytes | bytearray, asked: str, served: str) -> bytes | bytearray:

@@ -1,0 +1,182 @@
+"""What each client has used in its period, and whether its budget has room: saved, not saved yet, reserved.
+
+The saved part is in the status of the LLMClient, so that it outlives the gateways and is the same for all.
+What this gateway has counted since is added to it; what the others have is not known until they save theirs.
+Pure but for the clock that it is given.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
+from typing import Any
+
+from quire_gateway.llm_client import Budget, LLMClient
+from quire_gateway.llm_route import Prices
+from quire_http.errors import ApiError
+
+_MILLION = 1_000_000
+_FORMATS = {"Day": "%Y-%m-%d", "Month": "%Y-%m"}
+
+Body = Mapping[str, Any]
+Place = tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Spending:
+    """What requests took. ``cost`` in the currency of the prices."""
+
+    requests: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cost: Decimal = Decimal(0)
+
+    def __add__(self, other: Spending) -> Spending:
+        return Spending(
+            self.requests + other.requests,
+            self.prompt_tokens + other.prompt_tokens,
+            self.completion_tokens + other.completion_tokens,
+            self.cost + other.cost,
+        )
+
+    def __neg__(self) -> Spending:
+        return Spending(-self.requests, -self.prompt_tokens, -self.completion_tokens, -self.cost)
+
+    @property
+    def tokens(self) -> int:
+        """Of prompts and answers."""
+        return self.prompt_tokens + self.completion_tokens
+
+
+def spending(prompt_tokens: int, completion_tokens: int, prices: Prices) -> Spending:
+    """Of one request."""
+    cost = prompt_tokens * prices.prompt_per_million + completion_tokens * prices.completion_per_million
+    return Spending(1, prompt_tokens, completion_tokens, cost / _MILLION)
+
+
+def period_of(budget: Budget, now: float) -> str:
+    """The period that a time is in, in UTC. ``now``: seconds since 1970."""
+    return time.strftime(_FORMATS[budget.period], time.gmtime(now))
+
+
+def saved(body: Body | None, period: str) -> Spending:
+    """What the status of an LLMClient says of a period."""
+    usage = _usage(body)
+    if usage.get("period") != period:
+        return Spending()
+    try:
+        cost = Decimal(usage.get("cost", "0"))
+        tokens = int(usage.get("promptTokens", 0)), int(usage.get("completionTokens", 0))
+        return Spending(int(usage.get("requests", 0)), *tokens, cost if cost.is_finite() else Decimal(0))
+    except (TypeError, ValueError, InvalidOperation):
+        return Spending()
+
+
+def _usage(body: Body | None) -> Body:
+    usage = ((body or {}).get("status") or {}).get("usage")
+    return usage if isinstance(usage, dict) else {}
+
+
+def document(period: str, spent: Spending) -> dict[str, Any]:
+    """The same for the status."""
+    return {
+        "period": period,
+        "requests": spent.requests,
+        "promptTokens": spent.prompt_tokens,
+        "completionTokens": spent.completion_tokens,
+        "totalTokens": spent.tokens,
+        "cost": f"{spent.cost:f}",
+    }
+
+
+def is_spent(budget: Budget, spent: Spending) -> bool:
+    """Whether nothing is left."""
+    return (budget.tokens is not None and spent.tokens >= budget.tokens) or (
+        budget.cost is not None and spent.cost >= budget.cost
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Unsaved:
+    """What one client has used and its status does not say yet."""
+
+    client: LLMClient
+    period: str
+    spent: Spending
+
+
+class UsageLedger:
+    """That of one gateway. ``stored``: an LLMClient as the API server has it; ``now``: seconds since 1970."""
+
+    def __init__(self, stored: Callable[[Place], Body | None], now: Callable[[], float]) -> None:
+        self._stored = stored
+        self._now = now
+        self._unsaved: dict[tuple[str, str], Unsaved] = {}  # by UID and period
+        self._reserved: dict[str, Spending] = {}  # by UID
+
+    def reserve(self, client: LLMClient, most: Spending) -> None:
+        """Reserve what a request may take. Raises a 429 where the budget has no room for it."""
+        budget, reserved = client.budget, self._reserved.get(client.uid, Spending())
+        if budget.tokens is not None or budget.cost is not None:
+            after = self.spent(client) + reserved + most
+            if budget.tokens is not None and after.tokens > budget.tokens:
+                raise _insufficient(f"{budget.tokens} tokens", budget)
+            if budget.cost is not None and after.cost > budget.cost:
+                raise _insufficient(f"{budget.cost:f}", budget)
+        self._reserved[client.uid] = reserved + most
+
+    def settle(self, client: LLMClient, most: Spending, spent: Spending) -> None:
+        """The request that had reserved ``most`` is over."""
+        left = self._reserved[client.uid] + -most
+        if left.requests:
+            self._reserved[client.uid] = left
+        else:
+            del self._reserved[client.uid]
+        if spent != Spending():
+            period = period_of(client.budget, self._now())
+            before = self._unsaved.get((client.uid, period))
+            self._unsaved[client.uid, period] = Unsaved(
+                client, period, spent if before is None else before.spent + spent
+            )
+
+    def spent(self, client: LLMClient) -> Spending:
+        """In the period of now."""
+        period = period_of(client.budget, self._now())
+        unsaved = self._unsaved.get((client.uid, period))
+        known = saved(self._body(client), period)
+        return known if unsaved is None else known + unsaved.spent
+
+    def unsaved(self) -> Iterator[tuple[Unsaved, Body]]:
+        """What is to be saved, each with its object as it is stored at its turn. What is of an earlier period
+        than the status, or of a deleted object, is dropped.
+        """
+        for key, one in list(self._unsaved.items()):
+            body = self._body(one.client)
+            if body is None or str(_usage(body).get("period", "")) > one.period:
+                del self._unsaved[key]
+            else:
+                yield one, body
+
+    def saved(self, one: Unsaved) -> None:
+        """It is in the status now."""
+        key = (one.client.uid, one.period)
+        left = self._unsaved[key].spent + -one.spent
+        if left == Spending():
+            del self._unsaved[key]
+        else:
+            self._unsaved[key] = Unsaved(one.client, one.period, left)
+
+    def _body(self, client: LLMClient) -> Body | None:
+        body = self._stored((client.namespace, client.name))
+        return body if body is not None and body["metadata"].get("uid") == client.uid else None
+
+
+def _insufficient(limit: str, budget: Budget) -> ApiError:
+    message = (
+        f"The budget of this client, {limit} a {budget.period.lower()} in UTC, has no room for this request. "
+        "A shorter one, or a smaller max_tokens, may fit."
+    )
+    no_retry = (("x-should-retry", "false"),)
+    return ApiError(429, message, kind="insufficient_quota", code="insufficient_quota", headers=no_retry)
