@@ -25,6 +25,7 @@ from pathlib import Path
 
 from xxhash import xxh3_64_intdigest
 
+from quire_gateway.llm_route import Strategy
 from quire_gateway.replica import Endpoint, Replica
 from quire_gateway.routing.hash_ring import HashRing
 from quire_gateway.routing.prefix_index import PrefixIndex
@@ -214,7 +215,7 @@ NewRouter = Callable[[random.Random, Callable[[str, Sequence[int]], None]], Rout
 
 def ours(strategy: str) -> NewRouter:
     """A policy of the gateway."""
-    return lambda chance, publish: router_for(strategy, chance, SEED, publish=publish)
+    return lambda chance, publish: router_for(Strategy(strategy), chance, SEED, publish=publish)
 
 
 def simulate(trace: Trace, new_router: NewRouter, gateways: int, *, sync: bool, seconds: float) -> Outcome:
@@ -351,7 +352,7 @@ def cost() -> str:
 
 def _microseconds(strategy: str, kilobytes: int, replicas: Sequence[Replica]) -> float:
     """The median of the CPU of picks, half of whose prompts were seen before."""
-    router = router_for(strategy, random.Random(SEED), SEED)
+    router = router_for(Strategy(strategy), random.Random(SEED), SEED)
     router.keep([one.endpoint.uid for one in replicas])
     spent = []
     for number in range(600):

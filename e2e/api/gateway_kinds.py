@@ -32,7 +32,7 @@ ROUTE: Body = {
             },
             {"targets": [{"deployment": "large", "weight": 2}]},
         ],
-        "routing": {"sessionHeader": "x-session-id"},
+        "routing": {"strategy": "Session", "sessionHeader": "x-thread"},
         "reliability": {
             "firstByteTimeoutSeconds": 5,
             "idleTimeoutSeconds": 7,
@@ -129,4 +129,5 @@ REFUSED: tuple[Body, ...] = (
     client(budget={"cost": "1e9"}),
     client(budget={"tokens": 1, "period": "Year"}),
     route(prices={"promptPerMillion": "free"}),
+    route(routing={"strategy": "Sticky"}),
 )

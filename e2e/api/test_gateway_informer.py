@@ -66,7 +66,7 @@ def account(api: Client, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @contextlib.asynccontextmanager
 async def informed(api: Client, account: Path) -> AsyncIterator[ReplicaTable]:
-    table = ReplicaTable((NAMESPACE,), 8001, time.monotonic, RoundRobin)
+    table = ReplicaTable((NAMESPACE,), 8001, time.monotonic, lambda _: RoundRobin())
     informer = Informer(KubeApi(api.url, account), ENDPOINT_SLICES, table, NAMESPACE)
     running = asyncio.ensure_future(informer.run())
     try:

@@ -84,7 +84,7 @@ class Gateway:
     def __init__(self, api: Client, account: Path, name: str) -> None:
         kube = KubeApi(api.url, account)
         self.state = RoutingState()
-        replicas = ReplicaTable((NAMESPACE,), 8001, time.monotonic, RoundRobin)
+        replicas = ReplicaTable((NAMESPACE,), 8001, time.monotonic, lambda _: RoundRobin())
         self.dispatcher = Dispatcher(replicas, self.state, Timeouts())
         leases = GatewayLeases(self.state.changed.set, time.monotonic)
         self.writer = StatusWriter(kube, (NAMESPACE, name), self.state, leases, replicas)

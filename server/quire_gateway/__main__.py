@@ -36,7 +36,7 @@ from quire_gateway.peers import Outbox, PeerReceiver, Peers, PeerSender
 from quire_gateway.relay import Relay
 from quire_gateway.replicas import LABEL_SERVICE, ReplicaTable
 from quire_gateway.request_signing import RequestSigner, SigningKeyError
-from quire_gateway.routing.strategies import DEFAULT, router_for
+from quire_gateway.routing.strategies import router_for
 from quire_gateway.routing_state import RoutingState
 from quire_gateway.settings import Settings, SettingsError
 from quire_gateway.status_writer import StatusWriter
@@ -90,9 +90,8 @@ async def _serve(settings: Settings, listener: socket.socket, signer: RequestSig
     outbox = Outbox()
     new_router = functools.partial(
         router_for,
-        DEFAULT,
-        random.Random(),
-        int.from_bytes(settings.seed[:8], "little"),
+        chance=random.Random(),
+        seed=int.from_bytes(settings.seed[:8], "little"),
         publish=outbox.publish if settings.peer_service else None,
     )
     table = ReplicaTable(settings.namespaces, settings.health_port, time.monotonic, new_router)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from quire_gateway import arms
 from quire_gateway.llm_client import LLMClient, key_hash
-from quire_gateway.llm_route import LLMRoute, Prices, Rule, Target
+from quire_gateway.llm_route import DEFAULT_STRATEGY, LLMRoute, Prices, Rule, Strategy, Target
 from quire_gateway.openai.calls import Call, estimated_tokens
 from quire_gateway.replicas import Model, ReplicaTable
 from quire_gateway.retry_budget import RetryBudget
@@ -37,6 +37,7 @@ class Destination:
     timeouts: Timeouts
     attempts: int = DEFAULT_ATTEMPTS
     prices: Prices = Prices()
+    strategy: Strategy = DEFAULT_STRATEGY
 
 
 class Dispatcher:
@@ -126,6 +127,7 @@ class Dispatcher:
             timeouts,
             reliability.attempts,
             route.prices,
+            route.strategy,
         )
 
     def _target(

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
+STRATEGIES = ("LeastLoad", "PowerOfTwo", "Prefix", "Random", "RoundRobin", "Session")
+
 
 class ObjectError(Exception):
     """The object cannot be read."""
@@ -59,6 +61,17 @@ class KillSwitch:
 
 
 @dataclass(frozen=True, slots=True)
+class Strategy:
+    """How a replica of a target is chosen. ``session_header``: of Session."""
+
+    name: str = "Prefix"
+    session_header: str = "x-session-id"
+
+
+DEFAULT_STRATEGY = Strategy()
+
+
+@dataclass(frozen=True, slots=True)
 class Prices:
     """Of a million tokens, in whatever currency an installation counts."""
 
@@ -77,6 +90,7 @@ class LLMRoute:
     models: tuple[str, ...]
     rules: tuple[Rule, ...]
     session_header: str = ""
+    strategy: Strategy = DEFAULT_STRATEGY
     reliability: Reliability = field(default=Reliability())
     kill_switch: KillSwitch = field(default=KillSwitch())
     prices: Prices = field(default=Prices())
@@ -99,6 +113,7 @@ def parse(body: Mapping[str, Any]) -> LLMRoute:
             models=tuple(map(str, spec["models"])),
             rules=tuple(map(_rule, spec["rules"])),
             session_header=str((spec.get("routing") or {}).get("sessionHeader") or ""),
+            strategy=_strategy(spec.get("routing") or {}),
             reliability=_reliability(spec.get("reliability") or {}),
             kill_switch=_kill_switch(spec.get("killSwitch") or {}),
             prices=_prices(spec.get("prices") or {}),
@@ -128,6 +143,13 @@ def _reliability(body: Mapping[str, Any]) -> Reliability:
 def _kill_switch(body: Mapping[str, Any]) -> KillSwitch:
     default = KillSwitch()
     return KillSwitch(body.get("enabled", False) is True, str(body.get("message", default.message)))
+
+
+def _strategy(body: Mapping[str, Any]) -> Strategy:
+    name, header = body.get("strategy", DEFAULT_STRATEGY.name), body.get("sessionHeader")
+    if name not in STRATEGIES:
+        raise ValueError(f"routing.strategy is {name!r}")
+    return Strategy(name, str(header)) if name == "Session" and header else Strategy(name)
 
 
 def _prices(body: Mapping[str, Any]) -> Prices:

@@ -142,10 +142,10 @@ class PeerReceiver:
         except MessageError as error:
             logger.warning("a message at the port for gateways is dropped: %s", error)
             return 400
-        routers = {uid: model.router for model in self._table.all_models() for uid in model.replicas}
+        models = {uid: model for model in self._table.all_models() for uid in model.replicas}
         for uid, digests in records:
-            if (router := routers.get(uid)) is not None:
-                router.learn(uid, digests)
+            if (model := models.get(uid)) is not None:
+                model.learn(uid, digests)
         return 204
 
 

@@ -20,7 +20,7 @@ from quire_gateway.events import WholeEvents
 from quire_gateway.metrics import Metrics
 from quire_gateway.outlier_detection import Verdict
 from quire_gateway.replicas import Model
-from quire_gateway.routing.router import Pick, RequestFacts
+from quire_gateway.routing.router import Pick, RequestFacts, Router
 from quire_gateway.usage import without_comment
 from quire_http.errors import ApiError, overloaded
 from quire_http.exchange import HttpExchange
@@ -81,11 +81,12 @@ class Relay:
     ) -> None:
         """Answer the request. Raises ApiError where no replica does."""
         model, retries = destination.replicas, destination.retries
+        router = model.router(destination.strategy)
         retries.add_request()
         failure: AttemptError | None = None
         tried: list[str] = account.replicas
         while len(tried) < destination.attempts:
-            choice = model.router.pick(facts, model.candidates(tried), self._clock())
+            choice = router.pick(facts, model.candidates(tried), self._clock())
             if choice is None:
                 break
             if failure is not None:
@@ -97,19 +98,19 @@ class Relay:
             try:
                 async with Attempt(self._upstream, model, choice.replica, destination.timeouts) as attempt:
                     await self._attempt(exchange, attempt, request, account)
-                self._learn(model, choice, account)
+                self._learn(model, router, choice, account)
                 return
             except AttemptError as error:
                 failure = error
         await self._give_up(exchange, failure, account)
 
-    def _learn(self, model: Model, choice: Pick, account: Account) -> None:
+    def _learn(self, model: Model, router: Router, choice: Pick, account: Account) -> None:
         """Compare what was expected of the replica's cache with what the answer says."""
         if choice.digests:
             cached = None if account.usage is None else account.usage.cached
             self._metrics.predicted(model.name, choice.num_known > 0, None if cached is None else cached > 0)
             if cached is not None:
-                model.router.answered(choice, cached)
+                router.answered(choice, cached)
 
     async def _attempt(
         self, exchange: HttpExchange, attempt: Attempt, request: UpstreamRequest, account: Account

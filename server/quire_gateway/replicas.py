@@ -1,14 +1,16 @@
 """The replicas of each model, from its Service's EndpointSlices: pods that are ready and not terminating.
 
 A replica is its pod, by UID: its counts stay while slices are split, merged and written again, and end with
-the pod. A pod that leaves keeps the answers it has begun. Each model has a policy of its own.
+the pod. A pod that leaves keeps the answers it has begun. Each model has policies of its own.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from quire_gateway.llm_route import DEFAULT_STRATEGY, Strategy
 from quire_gateway.outlier_detection import OutlierDetection
 from quire_gateway.replica import Endpoint, Replica
 from quire_gateway.retry_budget import RetryBudget
@@ -18,15 +20,21 @@ LABEL_MODEL = "serving.quire.dev/name"
 LABEL_SERVICE = "kubernetes.io/service-name"
 PORT_NAME = "http"
 HEALTH_PORT_NAME = "health"
+_MAX_ROUTERS = 8  # of a model; the one that was not used for longest is made anew
+
+NewRouter = Callable[[Strategy], Router]
 
 
 class Model:
-    """The replicas of one LLMDeployment. ``router``: the policy that chooses among them."""
+    """The replicas of one LLMDeployment, and the policies that choose among them, each made when it is asked
+    for.
+    """
 
-    def __init__(self, namespace: str, name: str, clock: Callable[[], float], router: Router) -> None:
+    def __init__(self, namespace: str, name: str, clock: Callable[[], float], new_router: NewRouter) -> None:
         self.name = name
         self.audience = f"{namespace}/{name}"  # of what is signed for its replicas
-        self.router = router
+        self._new_router = new_router
+        self._routers: OrderedDict[Strategy, Router] = OrderedDict()
         self.replicas: dict[str, Replica] = {}
         self.outliers = OutlierDetection(clock)
         self.retries = RetryBudget()
@@ -39,7 +47,24 @@ class Model:
             replica = known.get(uid)
             self.replicas[uid] = replica if replica and replica.endpoint == endpoint else Replica(endpoint)
         self.outliers.keep(self.replicas)
-        self.router.keep(self.replicas)
+        for router in self._routers.values():
+            router.keep(self.replicas)
+
+    def router(self, strategy: Strategy = DEFAULT_STRATEGY) -> Router:
+        """The policy of this strategy. What one learns another one does not know."""
+        if strategy not in self._routers:
+            if len(self._routers) == _MAX_ROUTERS:
+                self._routers.popitem(last=False)
+            self._routers[strategy] = self._new_router(strategy)
+            self._routers[strategy].keep(self.replicas)
+        self._routers.move_to_end(strategy)
+        return self._routers[strategy]
+
+    def learn(self, uid: str, digests: Sequence[int]) -> None:
+        """Another gateway sent a prompt of these blocks to this pod."""
+        self.router()  # knows from the start what others say
+        for router in self._routers.values():
+            router.learn(uid, digests)
 
     def candidates(self, tried: Iterable[str]) -> list[Replica]:
         """The replicas that a request may go to, those left out that it has tried. Where all others are
@@ -51,7 +76,7 @@ class Model:
 
 class ReplicaTable:
     """All models of the watched namespaces. ``health_port``: of replicas whose Service names none.
-    ``new_router``: the policy of each model that there is.
+    ``new_router``: makes the policies of a model.
     """
 
     def __init__(
@@ -59,7 +84,7 @@ class ReplicaTable:
         namespaces: Sequence[str],
         health_port: int,
         clock: Callable[[], float],
-        new_router: Callable[[], Router],
+        new_router: NewRouter,
     ) -> None:
         self._namespaces = namespaces
         self._health_port = health_port
@@ -130,7 +155,7 @@ class ReplicaTable:
             self._models.pop(place, None)
             return
         if place not in self._models:
-            self._models[place] = Model(*place, self._clock, self._new_router())
+            self._models[place] = Model(*place, self._clock, self._new_router)
         self._models[place].update({uid: one for each in slices.values() for uid, one in each.items()})
 
     def _read(self, body: Mapping[str, Any]) -> dict[str, Endpoint]:

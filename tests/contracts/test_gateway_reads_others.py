@@ -40,7 +40,7 @@ def test_the_slices_of_the_service_for_clients_are_a_model_and_those_of_another_
     children = resources.build(model, OperatorSettings(engine_image="x:1"))
     bodies = [child["metadata"] for child in children if child["kind"] == "Service"]
     assert len(bodies) > 1
-    table = replicas.ReplicaTable((model.namespace,), names.PORT_HEALTH, lambda: 0.0, RoundRobin)
+    table = replicas.ReplicaTable((model.namespace,), names.PORT_HEALTH, lambda: 0.0, lambda _: RoundRobin())
     for number, metadata in enumerate(bodies):
         labels = {**metadata["labels"], replicas.LABEL_SERVICE: metadata["name"]}
         endpoint = {"addresses": ["10.0.0.1"], "conditions": {"ready": True}}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import time
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from quire_gateway import relay, request_signing
 from quire_gateway.replicas import Model
 from quire_gateway.request_signing import Identity, RequestSigner, SigningKeyError
-from quire_gateway.routing.strategies import DEFAULT, router_for
+from quire_gateway.routing.by_load import RoundRobin
 from quire_http.errors import ApiError
 from quire_server.api import gateway_tokens
 from quire_server.api.auth import Principal
@@ -37,7 +36,7 @@ def ask(directory: Path, audience: str, token: str) -> Principal | None:
 def test_the_engine_accepts_what_the_gateway_signs_and_takes_it_as_it_is_meant(tmp_path: Path) -> None:
     write_pair(tmp_path, Ed25519PrivateKey.generate())
     signer = RequestSigner(tmp_path / "tls.key")
-    audience = Model("team-a", "qwen", time.monotonic, router_for(DEFAULT, random.Random(), 0)).audience
+    audience = Model("team-a", "qwen", time.monotonic, lambda _: RoundRobin()).audience
 
     token = signer.token(audience, Identity("alice", 10, "search"), "chat")
     assert ask(tmp_path, "team-a/qwen", token) == Principal("alice", "gateway/search", 10, model="chat")

@@ -25,7 +25,7 @@ class World:
 @contextlib.asynccontextmanager
 async def informed(kube, directory, resync=300.0):
     (directory / "token").write_text("t0ken")
-    table = ReplicaTable((NAMESPACE,), 8001, time.monotonic, RoundRobin)
+    table = ReplicaTable((NAMESPACE,), 8001, time.monotonic, lambda _: RoundRobin())
     informer = Informer(KubeApi(kube.url, directory), ENDPOINT_SLICES, table, NAMESPACE, resync)
     running = asyncio.ensure_future(informer.run())
     try:

@@ -24,8 +24,8 @@ MINE = RequestFacts("tiny", ("user", "Python " * 1000))
 
 
 def table_of(outbox):
-    def router():
-        return router_for("Prefix", random.Random(1), 7, publish=outbox.publish)
+    def router(strategy):
+        return router_for(strategy, random.Random(1), 7, publish=outbox.publish)
 
     table = ReplicaTable((NAMESPACE,), 8001, time.monotonic, router)
     table.put(endpoint_slice("s", {uid: f"10.0.0.{number}" for number, uid in enumerate("abcdefgh", 1)}))
@@ -82,12 +82,12 @@ def test_what_one_gateway_chose_another_one_expects():
         peers = Peers("me")
         async with receiving(others) as port, sending(peers, outbox):
             peers.put(peer(port))
-            choice = mine.router.pick(MINE, mine.candidates(()), 0.0)
-            await eventually(lambda: theirs.router.index.match(choice.digests).masks)
-            match = theirs.router.index.match(choice.digests)
+            choice = mine.router().pick(MINE, mine.candidates(()), 0.0)
+            await eventually(lambda: theirs.router().index.match(choice.digests).masks)
+            match = theirs.router().index.match(choice.digests)
             uid = choice.replica.endpoint.uid
-            assert match.depth(theirs.router.index.bit(uid)) == len(choice.digests)
-            found = theirs.router.pick(MINE, theirs.candidates(()), 0.0)
+            assert match.depth(theirs.router().index.bit(uid)) == len(choice.digests)
+            found = theirs.router().pick(MINE, theirs.candidates(()), 0.0)
             assert (found.replica.endpoint.uid, found.num_known) == (uid, len(choice.digests))
 
     asyncio.run(scenario())
@@ -110,7 +110,7 @@ def test_what_is_no_message_of_a_gateway_changes_nothing(path, message, status):
         async with receiving(table) as port, httpx.AsyncClient() as client:
             answer = await client.post(f"http://127.0.0.1:{port}{path}", content=message)
             assert answer.status_code == status
-            assert len(table.at((NAMESPACE, "tiny")).router.index) == 0
+            assert len(table.at((NAMESPACE, "tiny")).router().index) == 0
 
     asyncio.run(scenario())
 
@@ -172,7 +172,7 @@ def test_a_peer_that_never_answers_gets_no_second_message_meanwhile_and_others_g
 
         hung = await asyncio.start_server(hang, "127.0.0.1", 0)
         table, peers = table_of(Outbox()), Peers("me")
-        index = table.at((NAMESPACE, "tiny")).router.index
+        index = table.at((NAMESPACE, "tiny")).router().index
         started = time.monotonic()
         async with receiving(table) as port, sending(peers, outbox):
             peers.put(peer(port))

@@ -4,16 +4,19 @@ import random
 
 import pytest
 
+from quire_gateway.llm_route import Strategy
 from quire_gateway.outlier_detection import CONSECUTIVE_FAILURES, Verdict
 from quire_gateway.replica import STALE_SECONDS
 from quire_gateway.replicas import ReplicaTable
-from quire_gateway.routing.by_load import LeastLoad
+from quire_gateway.routing.by_load import LeastLoad, RoundRobin
+from quire_gateway.routing.router import RequestFacts
+from quire_gateway.routing.strategies import router_for
 from tests.gateway.kube_stub import NAMESPACE, endpoint_slice
 
 
 @pytest.fixture
 def table(clock):
-    return ReplicaTable((NAMESPACE, "other"), 8001, clock, lambda: LeastLoad(random.Random(1)))
+    return ReplicaTable((NAMESPACE, "other"), 8001, clock, lambda _: LeastLoad(random.Random(1)))
 
 
 def endpoint(address="10.0.0.1", uid="a", **conditions):
@@ -101,3 +104,36 @@ def test_ejected_replicas_get_requests_only_where_no_other_is_left(table):
         model.outliers.end("a", Verdict.FAILURE, model.replicas)
     assert [one.endpoint.uid for one in model.candidates(())] == ["b"]
     assert [one.endpoint.uid for one in model.candidates(("b",))] == ["a"]
+
+
+def test_a_strategy_that_a_route_names_chooses_apart_and_what_peers_say_reaches_prefix(clock):
+    table = ReplicaTable(
+        (NAMESPACE,), 8001, clock, lambda strategy: router_for(strategy, random.Random(1), 7)
+    )
+    table.put(endpoint_slice("s", {uid: f"10.0.0.{number}" for number, uid in enumerate("abcdefgh", 1)}))
+    model, facts = table.at((NAMESPACE, "tiny")), RequestFacts("tiny", ("user", "Python " * 1000))
+    turns = model.router(Strategy("RoundRobin"))
+    assert {turns.pick(facts, model.candidates(()), 0.0).replica.endpoint.uid for _ in range(8)} == {
+        *"abcdefgh"
+    }
+    assert model.router(Strategy("RoundRobin")) is turns
+
+    choice = model.router().pick(facts, model.candidates(()), 0.0)
+    uid = next(one for one in "abcdefgh" if one != choice.replica.endpoint.uid)
+    other = ReplicaTable(
+        (NAMESPACE,), 8001, clock, lambda strategy: router_for(strategy, random.Random(2), 7)
+    )
+    other.put(endpoint_slice("s", {uid: "10.0.0.1", "z": "10.0.0.2"}))
+    theirs = other.at((NAMESPACE, "tiny"))
+    theirs.learn(uid, choice.digests)
+    assert theirs.router().pick(facts, theirs.candidates(()), 0.0).replica.endpoint.uid == uid
+
+
+def test_of_the_strategies_that_routes_have_had_few_are_kept_and_those_in_use_are(clock):
+    table = ReplicaTable((NAMESPACE,), 8001, clock, lambda strategy: RoundRobin())
+    table.put(endpoint_slice("s", {"a": "10.0.0.1"}))
+    model = table.at((NAMESPACE, "tiny"))
+    used = model.router(Strategy("Session", "x-used"))
+    for number in range(50):
+        model.router(Strategy("Session", f"x-{number}"))
+        assert model.router(Strategy("Session", "x-used")) is used

@@ -5,12 +5,13 @@ from collections import Counter
 
 import pytest
 
+from quire_gateway.llm_route import STRATEGIES, Strategy
 from quire_gateway.replica import Endpoint, Replica
 from quire_gateway.routing.hash_ring import HashRing
 from quire_gateway.routing.prefix_index import PrefixIndex
 from quire_gateway.routing.prompt_blocks import BLOCK_BYTES, digests
 from quire_gateway.routing.router import RequestFacts
-from quire_gateway.routing.strategies import STRATEGIES, router_for
+from quire_gateway.routing.strategies import router_for
 
 NOW, SEED = 100.0, 7
 
@@ -19,8 +20,8 @@ def replicas(*uids):
     return [Replica(Endpoint(uid, "10.0.0.1", 8000, 8001)) for uid in uids]
 
 
-def router_of(strategy, candidates, **options):
-    router = router_for(strategy, random.Random(1), SEED, **options)
+def router_of(strategy, candidates, session_header="x-session-id", **options):
+    router = router_for(Strategy(strategy, session_header), random.Random(1), SEED, **options)
     router.keep([one.endpoint.uid for one in candidates])
     return router
 
@@ -100,7 +101,7 @@ def test_a_session_stays_while_its_pod_is_there_and_moves_once_when_it_is_gone(f
 
 def test_gateways_place_a_session_alike_and_requests_without_one_go_by_load():
     candidates = replicas("a", "b", "c", "d")
-    one, other = (router_of("Session", candidates, session_header="X-Chat") for _ in range(2))
+    one, other = (router_of("Session", candidates, "X-Chat") for _ in range(2))
     for number in range(50):
         facts = RequestFacts(headers=((b"x-chat", b"%d" % number),))
         assert uid_of(one, facts, candidates) == uid_of(other, facts, candidates)
@@ -137,7 +138,7 @@ def test_the_worked_example_python_docker_python():
     python, docker = text("Python", 2), text("Docker", 2)
     for seed in range(30):
         candidates = replicas("one", "two")
-        router = router_for("Prefix", random.Random(seed), seed)
+        router = router_for(Strategy("Prefix"), random.Random(seed), seed)
         router.keep(["one", "two"])
         first = uid_of(router, chat(python, "What is a list?"), candidates)
         uid_of(router, chat(docker, "What is a layer?"), candidates)

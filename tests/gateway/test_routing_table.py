@@ -9,7 +9,7 @@ import pytest
 from quire_gateway import arms
 from quire_gateway.dispatch import Dispatcher
 from quire_gateway.llm_client import key_hash
-from quire_gateway.llm_route import Target
+from quire_gateway.llm_route import Strategy, Target
 from quire_gateway.openai.calls import CHAT, Call, read, with_model
 from quire_gateway.replicas import ReplicaTable
 from quire_gateway.routing.by_load import RoundRobin
@@ -37,7 +37,7 @@ class World:
     """A dispatcher over LLMDeployments that each have one replica."""
 
     def __init__(self, clock, *deployments, require_keys=False):
-        self.table = ReplicaTable((NAMESPACE,), 8001, clock, RoundRobin)
+        self.table = ReplicaTable((NAMESPACE,), 8001, clock, lambda _: RoundRobin())
         for number, name in enumerate(deployments):
             self.table.put(endpoint_slice(name, {name: f"10.0.0.{number}"}, model=name))
         self.state = RoutingState()
@@ -62,6 +62,19 @@ class World:
 @pytest.fixture
 def world(clock):
     return World(clock, "tiny", "next")
+
+
+@pytest.mark.parametrize(
+    ("routing", "strategy"),
+    [
+        ({}, Strategy()),
+        ({"sessionHeader": "x-thread"}, Strategy("Prefix")),
+        ({"strategy": "LeastLoad"}, Strategy("LeastLoad")),
+        ({"strategy": "Session", "sessionHeader": "x-thread"}, Strategy("Session", "x-thread")),
+    ],
+)
+def test_a_route_says_how_a_replica_is_chosen(clock, routing, strategy):
+    assert World(clock, "tiny").put(route(routing=routing)).ask().strategy == strategy
 
 
 def test_without_routes_each_deployment_is_a_model_under_its_own_name(world):

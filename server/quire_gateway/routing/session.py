@@ -17,14 +17,13 @@ from quire_gateway.routing.by_load import PowerOfTwo
 from quire_gateway.routing.hash_ring import HashRing
 from quire_gateway.routing.router import Pick, RequestFacts, Stateless
 
-HEADER = "x-session-id"
 _MAX_SESSIONS = 1 << 16  # the oldest is placed anew
 
 
 class Session(Stateless):
     """The policy of one model."""
 
-    def __init__(self, chance: random.Random, seed: int, header: str = HEADER) -> None:
+    def __init__(self, chance: random.Random, seed: int, header: str) -> None:
         self._header = header.lower().encode("latin-1")
         self._seed = seed
         self._ring = HashRing(seed)

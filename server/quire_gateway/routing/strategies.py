@@ -5,22 +5,15 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
+from quire_gateway.llm_route import Strategy
 from quire_gateway.routing.by_load import LeastLoad, PowerOfTwo, Random, RoundRobin
 from quire_gateway.routing.prefix import Prefix, Publish
 from quire_gateway.routing.router import Router
-from quire_gateway.routing.session import HEADER, Session
-
-DEFAULT = "Prefix"
-STRATEGIES = ("LeastLoad", "PowerOfTwo", "Prefix", "Random", "RoundRobin", "Session")
+from quire_gateway.routing.session import Session
 
 
 def router_for(
-    strategy: str,
-    chance: random.Random,
-    seed: int,
-    *,
-    publish: Publish | None = None,
-    session_header: str = HEADER,
+    strategy: Strategy, chance: random.Random, seed: int, *, publish: Publish | None = None
 ) -> Router:
     """A new policy for one model. ``seed``: the install's own, the same on all of its gateways. ``publish``:
     where the other gateways are sent what Prefix has chosen.
@@ -31,6 +24,6 @@ def router_for(
         "Prefix": lambda: Prefix(chance, seed, publish),
         "Random": lambda: Random(chance),
         "RoundRobin": RoundRobin,
-        "Session": lambda: Session(chance, seed, session_header),
+        "Session": lambda: Session(chance, seed, strategy.session_header),
     }
-    return by_name[strategy]()
+    return by_name[strategy.name]()
