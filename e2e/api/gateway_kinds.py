@@ -41,6 +41,7 @@ ROUTE: Body = {
         },
         "killSwitch": {"enabled": True, "message": "Closed."},
         "prices": {"promptPerMillion": "0.15", "completionPerMillion": "0.6"},
+        "fallbacks": [{"halveMaxTokens": True}, {"deployment": "tiny"}, {"canned": "Later."}],
     },
 }
 CLIENT: Body = {
@@ -130,4 +131,8 @@ REFUSED: tuple[Body, ...] = (
     client(budget={"tokens": 1, "period": "Year"}),
     route(prices={"promptPerMillion": "free"}),
     route(routing={"strategy": "Sticky"}),
+    route(fallbacks=[{}]),
+    route(fallbacks=[{"deployment": "a", "canned": "b"}]),
+    route(fallbacks=[{"halveMaxTokens": False}]),
+    route(fallbacks=[{"canned": "a"}] * 5),
 )

@@ -6,7 +6,7 @@ the routing table and the replicas as they are now, without waiting for anything
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from quire_gateway import arms
@@ -18,10 +18,9 @@ from quire_gateway.retry_budget import RetryBudget
 from quire_gateway.routing_state import RoutingState
 from quire_gateway.routing_table import Place, RoutingTable
 from quire_gateway.settings import Timeouts
-from quire_http.errors import ApiError, overloaded
+from quire_http.errors import ApiError
 
 DEFAULT_ATTEMPTS = 3
-_RETRY_AFTER_SECONDS = 1
 
 Headers = Mapping[str, str]
 
@@ -38,6 +37,17 @@ class Destination:
     attempts: int = DEFAULT_ATTEMPTS
     prices: Prices = Prices()
     strategy: Strategy = DEFAULT_STRATEGY
+    fallbacks: tuple[Step, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What is tried next where no replica answers. ``name``: what the client and the metrics are told."""
+
+    name: str
+    destination: Destination | None = None  # None: the same one
+    halves_max_tokens: bool = False
+    canned: str | None = None
 
 
 class Dispatcher:
@@ -109,10 +119,13 @@ class Dispatcher:
                 "does not have the headers that they ask for."
             )
             raise ApiError(400, message, code="no_matching_rule")
-        target = self._target(route, rule, call, headers, client)
-        replicas = self._replicas.at((route.namespace, target.deployment)) if target else None
-        if target is None or replicas is None:
-            raise overloaded("no_replica", "No replica of this model is ready.", _RETRY_AFTER_SECONDS)
+        target = self._target(route, rule, call, headers, client) or rule.targets[0]
+        destination = self._destination(table, route, call.model, target.deployment)
+        return replace(destination, fallbacks=tuple(self._steps(table, route, call.model)))
+
+    def _destination(self, table: RoutingTable, route: LLMRoute, asked: str, deployment: str) -> Destination:
+        """A target of a route, which may have no replica."""
+        place = (route.namespace, deployment)
         reliability = route.reliability
         timeouts = replace(
             self._timeouts,
@@ -120,15 +133,26 @@ class Dispatcher:
             idle=reliability.idle_seconds or self._timeouts.idle,
         )
         return Destination(
-            call.model,
-            replicas,
-            _served_name(table, (route.namespace, target.deployment), target.deployment),
+            asked,
+            self._replicas.at(place) or self._replicas.without_replicas(place),
+            _served_name(table, place, deployment),
             self._budget(table, route),
             timeouts,
             reliability.attempts,
             route.prices,
             route.strategy,
         )
+
+    def _steps(self, table: RoutingTable, route: LLMRoute, asked: str) -> Iterator[Step]:
+        """The fallbacks of a route."""
+        for one in route.fallbacks:
+            if one.canned is not None:
+                yield Step("canned", canned=one.canned)
+            elif one.halve_max_tokens:
+                yield Step("halved_max_tokens", halves_max_tokens=True)
+            else:
+                destination = self._destination(table, route, asked, one.deployment)
+                yield Step(f"deployment={one.deployment}", destination)
 
     def _target(
         self, route: LLMRoute, rule: Rule, call: Call, headers: Headers, client: LLMClient | None

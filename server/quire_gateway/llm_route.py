@@ -61,6 +61,15 @@ class KillSwitch:
 
 
 @dataclass(frozen=True, slots=True)
+class Fallback:
+    """What is tried where no replica answers: one of these."""
+
+    halve_max_tokens: bool = False
+    deployment: str = ""
+    canned: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Strategy:
     """How a replica of a target is chosen. ``session_header``: of Session."""
 
@@ -94,11 +103,13 @@ class LLMRoute:
     reliability: Reliability = field(default=Reliability())
     kill_switch: KillSwitch = field(default=KillSwitch())
     prices: Prices = field(default=Prices())
+    fallbacks: tuple[Fallback, ...] = ()
 
     @property
     def deployments(self) -> list[str]:
-        """Every target's, once."""
-        return list(dict.fromkeys(target.deployment for rule in self.rules for target in rule.targets))
+        """Every target's and fallback's, once."""
+        targets = [target.deployment for rule in self.rules for target in rule.targets]
+        return list(dict.fromkeys(targets + [one.deployment for one in self.fallbacks if one.deployment]))
 
 
 def parse(body: Mapping[str, Any]) -> LLMRoute:
@@ -117,6 +128,7 @@ def parse(body: Mapping[str, Any]) -> LLMRoute:
             reliability=_reliability(spec.get("reliability") or {}),
             kill_switch=_kill_switch(spec.get("killSwitch") or {}),
             prices=_prices(spec.get("prices") or {}),
+            fallbacks=tuple(map(_fallback, spec.get("fallbacks") or ())),
         )
     except (KeyError, TypeError, ValueError, AttributeError, InvalidOperation) as error:
         raise ObjectError(f"the spec cannot be read: {error!r}") from None
@@ -143,6 +155,15 @@ def _reliability(body: Mapping[str, Any]) -> Reliability:
 def _kill_switch(body: Mapping[str, Any]) -> KillSwitch:
     default = KillSwitch()
     return KillSwitch(body.get("enabled", False) is True, str(body.get("message", default.message)))
+
+
+def _fallback(body: Mapping[str, Any]) -> Fallback:
+    canned = body.get("canned")
+    return Fallback(
+        halve_max_tokens=body.get("halveMaxTokens", False) is True,
+        deployment=str(body.get("deployment", "")),
+        canned=None if canned is None else str(canned),
+    )
 
 
 def _strategy(body: Mapping[str, Any]) -> Strategy:

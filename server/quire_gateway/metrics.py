@@ -49,6 +49,12 @@ class Metrics:
             ["model", "client", "type"],
             registry=registry,
         )
+        self._fallbacks = Counter(
+            "gateway_fallbacks",
+            "Requests that no replica of their target answered, by what was tried next.",
+            ["model", "step"],
+            registry=registry,
+        )
         self._ttft = Histogram(
             "gateway_time_to_first_token_seconds",
             "Arrival to the first bytes of an answer.",
@@ -99,6 +105,10 @@ class Metrics:
         numbers = {"prompt": usage.prompt, "completion": usage.completion, "cached": usage.cached or 0}
         for kind, number in numbers.items():
             self._tokens.labels(model, client, kind).inc(number)
+
+    def fell_back(self, model: str, step: str) -> None:
+        """No replica of the target answered, and this is tried."""
+        self._fallbacks.labels(model, step).inc()
 
     def connection_refused(self) -> None:
         """There was no room for a connection."""

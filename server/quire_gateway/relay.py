@@ -9,31 +9,36 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import aiohttp
 import orjson
 
 from quire_gateway.accounting import Account
 from quire_gateway.attempt import Attempt, AttemptError, Upstream, UpstreamRequest
-from quire_gateway.dispatch import Destination
+from quire_gateway.dispatch import Destination, Step
 from quire_gateway.events import WholeEvents
 from quire_gateway.metrics import Metrics
+from quire_gateway.openai import canned
+from quire_gateway.openai.calls import with_half_the_tokens, with_model
 from quire_gateway.outlier_detection import Verdict
 from quire_gateway.replicas import Model
 from quire_gateway.routing.router import Pick, RequestFacts, Router
-from quire_gateway.usage import without_comment
+from quire_gateway.usage import Usage, without_comment
 from quire_http.errors import ApiError, overloaded
 from quire_http.exchange import HttpExchange
 
 #: Of a request's headers those that go to a replica; the body's length and the request's id besides.
 REQUEST_HEADERS = frozenset(("accept", "content-type", "traceparent", "tracestate", "x-quire-token-timing"))
+#: Says that the answer is not what was asked for, and what was done instead.
+DEGRADED_HEADER = "x-quire-degraded"
 #: Asks a replica for a stream's usage, in a comment.
 USAGE_HEADER = "x-quire-usage"
 #: Of an answer's headers those that go to the client.
 RESPONSE_HEADERS = frozenset(
     (
         *("cache-control", "content-encoding", "content-type", "retry-after", "server-timing"),
-        *("x-accel-buffering", "x-quire-degraded"),
+        *("x-accel-buffering", DEGRADED_HEADER),
     )
 )
 #: Reasons of a 503 that say that the replica is well, but has no room now. Another one may have.
@@ -58,6 +63,14 @@ class _Refusal(AttemptError):
         self.body = body
 
 
+@dataclass(frozen=True, slots=True)
+class _Unanswered:
+    """Why no replica answered, None: there was none; and which were asked."""
+
+    failure: AttemptError | None
+    tried: tuple[str, ...]
+
+
 class Relay:
     """All that one gateway relays requests with."""
 
@@ -79,14 +92,50 @@ class Relay:
         facts: RequestFacts,
         account: Account,
     ) -> None:
-        """Answer the request. Raises ApiError where no replica does."""
+        """Answer the request, by a fallback where no replica of its destination does. Raises ApiError where
+        nothing does.
+        """
+        destination.retries.add_request()
+        unanswered = await self._ask(exchange, destination, request, facts, account)
+        for step in destination.fallbacks:
+            if unanswered is None:
+                return
+            changed = _changed(request, destination, step)
+            if changed is None:
+                continue
+            self._metrics.fell_back(destination.model, step.name)
+            headers, exchange.headers = exchange.headers, [*exchange.headers, (DEGRADED_HEADER, step.name)]
+            if step.canned is not None:
+                await _send_canned(exchange, request, destination.model, step.canned, account)
+                return
+            target = step.destination or destination
+            unanswered = await self._ask(exchange, target, changed, facts, account, unanswered)
+            if unanswered is not None:
+                exchange.headers = headers
+        if unanswered is not None:
+            await self._give_up(exchange, unanswered.failure, account)
+
+    async def _ask(
+        self,
+        exchange: HttpExchange,
+        destination: Destination,
+        request: UpstreamRequest,
+        facts: RequestFacts,
+        account: Account,
+        before: _Unanswered | None = None,
+    ) -> _Unanswered | None:
+        """Ask replicas until one answers; None once one did. ``before``: where it was asked for before, and
+        replicas that have failed are asked last.
+        """
         model, retries = destination.replicas, destination.retries
         router = model.router(destination.strategy)
-        retries.add_request()
+        account.deployment = model.name
         failure: AttemptError | None = None
-        tried: list[str] = account.replicas
+        tried: list[str] = []
+        avoided = () if before is None else before.tried
         while len(tried) < destination.attempts:
-            choice = router.pick(facts, model.candidates(tried), self._clock())
+            candidates = model.candidates([*tried, *avoided]) or model.candidates(tried)
+            choice = router.pick(facts, candidates, self._clock())
             if choice is None:
                 break
             if failure is not None:
@@ -95,14 +144,16 @@ class Relay:
                 self._metrics.retried(model.name, failure.reason)
             self._metrics.picked(model.name, choice.reason)
             tried.append(choice.replica.endpoint.uid)
+            account.replicas.append(choice.replica.endpoint.uid)
             try:
                 async with Attempt(self._upstream, model, choice.replica, destination.timeouts) as attempt:
                     await self._attempt(exchange, attempt, request, account)
                 self._learn(model, router, choice, account)
-                return
+                return None
             except AttemptError as error:
                 failure = error
-        await self._give_up(exchange, failure, account)
+        last = before.failure if failure is None and before is not None else failure
+        return _Unanswered(last, (*avoided, *tried))
 
     def _learn(self, model: Model, router: Router, choice: Pick, account: Account) -> None:
         """Compare what was expected of the replica's cache with what the answer says."""
@@ -143,6 +194,32 @@ class Relay:
             raise overloaded("no_replica", "No replica of this model is ready.", _RETRY_AFTER_SECONDS)
         account.broken = str(failure)
         raise _error_of(failure)
+
+
+def _changed(request: UpstreamRequest, destination: Destination, step: Step) -> UpstreamRequest | None:
+    """What is asked of a fallback instead; None where there is nothing to halve."""
+    if step.halves_max_tokens:
+        body = with_half_the_tokens(request.body)
+        return None if body is None else replace(request, body=body)
+    if step.destination is None:
+        return request
+    names = destination.served_name, step.destination.served_name
+    return request if names[0] == names[1] else replace(request, body=with_model(request.body, *names))
+
+
+async def _send_canned(
+    exchange: HttpExchange, request: UpstreamRequest, model: str, text: str, account: Account
+) -> None:
+    """Answer with a text of the route's."""
+    make, content_type = canned.answer, b"application/json"
+    if request.stream:
+        make, content_type = canned.stream, b"text/event-stream; charset=utf-8"
+    body = make(request.path, model, text, exchange.request_id, int(time.time()))
+    account.deployment, account.usage = "", Usage(0, 0)
+    account.answer_begins(200)
+    headers = [(b"content-type", content_type), (b"content-length", b"%d" % len(body))]
+    await exchange.begin(200, headers, is_events=request.stream)
+    await exchange.end(body)
 
 
 async def _send_whole(exchange: HttpExchange, response: aiohttp.ClientResponse, body: bytes) -> None:

@@ -97,6 +97,10 @@ class ReplicaTable:
         """The model of the LLMDeployment with this namespace and name."""
         return self._models.get(place)
 
+    def without_replicas(self, place: tuple[str, str]) -> Model:
+        """An LLMDeployment that has none, and may not exist."""
+        return Model(*place, self._clock, self._new_router)
+
     def place(self, name: str) -> tuple[str, str] | None:
         """The namespace and the name of the LLMDeployment that is served under this name."""
         places = ((namespace, name) for namespace in self._namespaces)

@@ -18,6 +18,7 @@ CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 #: The paths that are relayed.
 PATHS = (CHAT, COMPLETIONS)
+_LIMITS = ("max_completion_tokens", "max_tokens")
 _BYTES_PER_TOKEN = 4  # of English text, about
 _ANSWER_TOKENS = 256  # of one whose length is not limited by its request
 _MOST_TOKENS = 1 << 24  # more than any replica generates
@@ -82,12 +83,21 @@ def with_model(body: bytes | bytearray, asked: str, served: str) -> bytes | byte
     return changed if times == 1 else orjson.dumps({**orjson.loads(body), "model": served})
 
 
+def with_half_the_tokens(body: bytes | bytearray) -> bytes | None:
+    """The body with half of its limit of tokens; None where it has none that can be halved."""
+    document = orjson.loads(body)
+    for name in _LIMITS:
+        if type(value := document.get(name)) is int and value > 1:
+            return orjson.dumps({**document, name: value // 2})
+    return None
+
+
 def _text(value: object) -> str:
     return value if isinstance(value, str) else ""
 
 
 def _max_tokens(document: dict[str, Any]) -> int | None:
-    for name in ("max_completion_tokens", "max_tokens"):
+    for name in _LIMITS:
         if type(value := document.get(name)) is int:
             return value
     return None
