@@ -109,6 +109,12 @@ def test_the_gateway_parses_the_environment_that_the_chart_renders(name: str) ->
         assert (service["clusterIP"], service["ports"][0]["targetPort"]) == ("None", "peers")
 
 
+@pytest.mark.parametrize("required", [False, True])
+def test_keys_are_required_where_the_chart_says_so(required: bool) -> None:
+    values = (*GATEWAY, "--set", f"gateway.requireKeys={str(required).lower()}")
+    assert settings(*values).require_keys is required
+
+
 def test_the_pod_ends_no_sooner_than_its_drain() -> None:
     for values in (GATEWAY, (*GATEWAY, "--set", "gateway.drainSeconds=600")):
         spec, read = pod(*values), settings(*values)
