@@ -188,8 +188,8 @@ class HttpExchange:
         """One server-sent event; the first one begins the stream."""
         await self.encoded_event(to_json(data))
 
-    async def encoded_event(self, data: bytes) -> None:
-        """As `event`, of data that is JSON already."""
+    async def encoded_event(self, data: bytes, comment: bytes = b"") -> None:
+        """As `event`, of data that is JSON already. ``comment``: a line of the event that clients skip."""
         if not self.started:
             self._is_stream = True
             await self._start(
@@ -201,6 +201,8 @@ class HttpExchange:
                 ],
             )
         payload = b"data: " + data + b"\n\n"
+        if comment:
+            payload = b": " + comment + b"\n" + payload
         await self._send({"type": "http.response.body", "body": payload, "more_body": True})
 
     async def comment(self, text: bytes) -> None:

@@ -101,7 +101,7 @@ async def _answer_chat(request: RequestContext, call: ChatCall) -> None:
     prompt = await server.tokenize_chat(call.messages, limit=server.max_prompt_tokens, client=request.client)
     del call
     request.exchange.release_body()
-    header = Header(f"chatcmpl-{request.response_id}", int(time.time()), generation.model)
+    header = _header("chatcmpl", request, generation)
     sampling = generation.sampling
     formatter = ChatFormatter(
         header, server.tokenizer, sampling.logprobs is not None, sampling.prompt_logprobs is not None
@@ -126,7 +126,7 @@ async def _answer_completion(request: RequestContext, call: CompletionCall) -> N
     del call
     request.exchange.release_body()
     lead_of_each = tuple(lead for lead in leads for _ in range(generation.n))
-    header = Header(f"cmpl-{request.response_id}", int(time.time()), generation.model)
+    header = _header("cmpl", request, generation)
     sampling = generation.sampling
     formatter = CompletionFormatter(
         header,
@@ -137,6 +137,13 @@ async def _answer_completion(request: RequestContext, call: CompletionCall) -> N
         with_prompt_logprobs=sampling.prompt_logprobs is not None and not scored,
     )
     await _generate(request, generation, prompts, formatter, leads=lead_of_each)
+
+
+def _header(prefix: str, request: RequestContext, generation: Generation) -> Header:
+    """Of a new answer, or of the one that goes on."""
+    if generation.resume is not None:
+        return Header(generation.resume.id, generation.resume.created, generation.model)
+    return Header(f"{prefix}-{request.response_id}", int(time.time()), generation.model)
 
 
 async def _generate(
@@ -182,10 +189,11 @@ async def _generate(
             request.exchange,
             request.counts,
             formatter,
-            len(lengths),
+            len(lengths) if generation.resume is None else 0,  # of which the client has no chunk yet
             include_usage=usage,
             counting=counting,
             ends_with_usage=request.ends_with_usage,
+            names_tokens=request.names_tokens,
         )
 
     try:

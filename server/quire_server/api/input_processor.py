@@ -52,6 +52,7 @@ def engine_requests(
     _check_choice(asked, tokenizer.eos_token_ids, info.vocab_size)
     _check_room(generation.n, [len(prompt) for prompt in prompts], info.kv_capacity, prompt_field)
     _check_prompt_logprobs(generation, prompts)
+    _check_resume(generation, prompts)
     requests: list[Request] = []
     context = min(info.max_model_len, info.kv_capacity)  # tokens of prompt and answer
     logprobs_limit = _logprobs_limit(generation, len(prompts))
@@ -61,6 +62,10 @@ def engine_requests(
         )
         if asked.min_tokens > max_tokens:
             raise bad_field("min_tokens", f"is more than the {max_tokens} tokens that the answer may have")
+        if generation.resume is not None and len(generation.resume.token_ids) > max_tokens:
+            raise bad_field(
+                "resume.token_ids", f"are more than the {max_tokens} tokens that the answer may have"
+            )
         for number in range(generation.n):
             seed = None if asked.seed is None else (asked.seed + number) % (INT64_MAX + 1)
             requests.append(
@@ -74,6 +79,7 @@ def engine_requests(
                     cache_ttl=generation.cache_ttl,
                     client=principal.client,
                     external_id=external_id,
+                    output_token_ids=() if generation.resume is None else generation.resume.token_ids,
                 )
             )
     return requests
@@ -89,6 +95,11 @@ def bad_word_ids(words: Sequence[str], tokenizer: Tokenizer) -> tuple[Prompt, ..
         for text in (bare, " " + bare):
             found[tuple(tokenizer.encode(text, add_special_tokens=False))] = None
     return tuple(ids for ids in found if ids)
+
+
+def _check_resume(generation: Generation, prompts: Sequence[Prompt]) -> None:
+    if generation.resume is not None and len(prompts) > 1:
+        raise bad_field("resume", "needs one prompt")
 
 
 def _check_choice(asked: SamplingParams, eos_token_ids: Sequence[int], vocab_size: int) -> None:

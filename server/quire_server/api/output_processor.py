@@ -34,6 +34,7 @@ class OutputDelta(NamedTuple):
     finish_reason: str | None  # set on the last delta
     stop_reason: str | int | None = None  # the stop string or stop token that the client named
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    token_ids: tuple[int, ...] = ()  # that were counted
     token_ms: tuple[float, ...] = ()  # since the request's arrival, for each token, where asked for
 
 
@@ -79,6 +80,13 @@ async def _answer(context: RequestContext, index: int, request: Request, emit: E
         include_stop=rules.include_stop,
         min_tokens=rules.min_tokens,
     )
+    given = request.output_token_ids
+    if given:
+        detokenizer.push(given)  # the client has this text
+        context.counts.completion_tokens += len(given)
+        if (end := _end_of(context, request, detokenizer.stopped)) is not None:
+            await emit(OutputDelta(index, "", (), 0, 0, *end))
+            return len(given)
     deadline, is_whole = context.deadline, context.is_whole and not rules.stop
     timer = _AnswerTimer(context, index, len(request.prompt_token_ids))
     async with (
@@ -113,8 +121,8 @@ async def _answer(context: RequestContext, index: int, request: Request, emit: E
             await emit(delta)
     context.server.metrics.choice_finished(finish_reason)
     limits = AnswerLimits(len(request.prompt_token_ids), request.sampling.max_tokens)
-    context.server.admission.learn_answer(limits, timer.num_tokens)
-    return timer.num_tokens
+    context.server.admission.learn_answer(limits, len(given) + timer.num_tokens)
+    return len(given) + timer.num_tokens
 
 
 class _AnswerTimer:
@@ -193,6 +201,21 @@ def _scored(index: int, event: TokenEvent) -> OutputDelta:
     )
 
 
+def _end_of(
+    context: RequestContext, request: Request, stopped: str | None
+) -> tuple[str, str | int | None] | None:
+    """Why an answer that is to go on is complete already, and what stopped it; None where it is not. The
+    server that generated it was lost before it said so.
+    """
+    sampling, given = request.sampling, request.output_token_ids
+    eos_ids = () if sampling.ignore_eos else context.server.tokenizer.eos_token_ids
+    if stopped is not None:
+        return str(FinishReason.STOP), stopped
+    if given[-1] in {*sampling.stop_token_ids, *eos_ids} and len(given) > sampling.min_tokens:
+        return str(FinishReason.STOP), None if given[-1] in eos_ids else given[-1]
+    return (str(FinishReason.LENGTH), None) if len(given) >= sampling.max_tokens else None
+
+
 def _stop_token(context: RequestContext, request: Request, event: TokenEvent) -> int | None:
     """The stop token that ended the text, unless it is the model's own end."""
     sampling, token_id = request.sampling, event.token_ids[-1]
@@ -232,4 +255,5 @@ def _delta(
         reason,
         detokenizer.stopped,
         event.prompt_logprobs,
+        tuple(ids[:used]),
     )

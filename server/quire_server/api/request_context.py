@@ -34,6 +34,7 @@ DEADLINE = "deadline"  # the answer ends early, with what it had
 HALVED = "halved_max_tokens"  # a second try, for half of the tokens
 _TIMING_HEADER = b"x-quire-token-timing"
 _USAGE_HEADER = b"x-quire-usage"
+_TOKENS_HEADER = b"x-quire-token-ids"
 #: gen_ai.operation.name by route.
 _OPERATIONS = {"/v1/chat/completions": "chat", "/v1/completions": "text_completion"}
 
@@ -104,6 +105,7 @@ class RequestContext:
         self.rules = TextRules()
         self.timeout = server.request_timeout  # seconds from the arrival on; may be infinite
         self.is_timed = False  # the client wants to know when each token came
+        self.names_tokens = False  # each chunk of a stream says in a comment which tokens it is of
         self.ends_with_usage = False  # a stream has its usage in a comment, whatever the client asked for
         self.is_whole = False  # no part of an answer is looked at before its end
         self.keeps_begun = True  # at its deadline an answer that has begun ends with what it has
@@ -115,6 +117,7 @@ class RequestContext:
         self.rules = generation.text
         self.timeout = min(generation.timeout or self.timeout, self.timeout)
         self.is_timed = _switch(self.exchange, _TIMING_HEADER)
+        self.names_tokens = _switch(self.exchange, _TOKENS_HEADER) and generation.n == 1
         self.ends_with_usage = _switch(self.exchange, _USAGE_HEADER)
         self.is_whole = not generation.stream and self.transcript is None
         self.keeps_begun = not generation.retry_on_timeout or generation.stream

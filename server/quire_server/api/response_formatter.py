@@ -306,8 +306,9 @@ class StreamedResponse:
     """Server-sent events, one for each delta that has text.
 
     ``counting``: the prompt tokens of each answer, where every chunk has the usage of its answer so
-    far (vLLM's continuous_usage_stats); else nothing. ``ends_with_usage``: a comment says it at the end, for
-    a gateway, which takes it out.
+    far (vLLM's continuous_usage_stats); else nothing. For a gateway, which takes the comments out:
+    ``ends_with_usage``: one says the usage at the end; ``names_tokens``: one in each event says which tokens
+    came since the event before.
     """
 
     def __init__(
@@ -320,11 +321,14 @@ class StreamedResponse:
         include_usage: bool,
         counting: Sequence[int] = (),
         ends_with_usage: bool = False,
+        names_tokens: bool = False,
     ) -> None:
         self._exchange = exchange
         self._token_counts = counts
         self._formatter = formatter
         self._ends_with_usage = ends_with_usage
+        self._names_tokens = names_tokens
+        self._token_ids: list[int] = []  # that no event has named yet
         self._unopened = set(range(num_answers))
         self._held: dict[int, list[TokenLogprobs]] = defaultdict(list)
         self._times: dict[int, list[float]] = defaultdict(list)
@@ -342,12 +346,14 @@ class StreamedResponse:
                 await self._send([choice], self._usage(delta.answer))
         if self._counting:
             self._counts[delta.answer] += delta.num_tokens
+        if self._names_tokens:
+            self._token_ids += delta.token_ids
         held = self._held[delta.answer]
         held += delta.logprobs
         times = self._times[delta.answer]
         times += delta.token_ms
         if delta.text and not (held or times):
-            await self._exchange.encoded_event(self._text_chunk(delta.answer, delta.text))
+            await self._exchange.encoded_event(self._text_chunk(delta.answer, delta.text), self._tokens())
         elif delta.text or ((held or times) and delta.finish_reason is not None):
             choice = self._formatter.delta(delta.answer, delta.text, held)
             if times:
@@ -392,7 +398,15 @@ class StreamedResponse:
         return chunk + to_json(self._usage(index)) + end[0] if self._counting else chunk
 
     async def _send(self, choices: list[Json], usage: Json | None) -> None:
-        await self._exchange.event(self._chunk(choices, usage))
+        await self._exchange.encoded_event(to_json(self._chunk(choices, usage)), self._tokens())
+
+    def _tokens(self) -> bytes:
+        """The comment of an event, empty where no token came since the last one."""
+        if not self._token_ids:
+            return b""
+        named = b"tokens " + ",".join(map(str, self._token_ids)).encode()
+        self._token_ids = []
+        return named
 
     def _chunk(self, choices: list[Json], usage: Json | str | None) -> Json:
         body = {**self._formatter.envelope(chunk=True), "choices": choices}

@@ -99,11 +99,13 @@ class SchedulerConfig:
 
 def rejection_reason(request: Request, config: SchedulerConfig) -> str | None:
     """Why this request can never run with these limits, or None."""
-    length = len(request.prompt_token_ids)
-    if length == 0:
+    length = len(request.prompt_token_ids) + len(request.output_token_ids)
+    if not request.prompt_token_ids:
         return "The prompt is empty."
     if request.sampling.max_tokens < 1:
         return "max_tokens must be at least 1."
+    if len(request.output_token_ids) >= request.sampling.max_tokens:
+        return "The answer that is to go on has max_tokens already."
     if length >= config.max_model_len:
         return (
             f"The prompt has {length} tokens; with a context of {config.max_model_len} tokens "

@@ -29,6 +29,8 @@ class Request:
     ``client``: whose request it is; its pinned blocks are counted. Empty without API keys.
     ``external_id``: the HTTP request's `x-request-id`, for log lines. Clients choose it, so several requests
     may have the same one.
+    ``output_token_ids``: what another server has generated of the answer; it goes on after these tokens, and
+    events do not repeat them.
     """
 
     request_id: str
@@ -40,3 +42,4 @@ class Request:
     cache_ttl: float = 0.0
     client: str = ""
     external_id: str = ""
+    output_token_ids: tuple[int, ...] = ()

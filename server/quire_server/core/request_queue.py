@@ -195,7 +195,9 @@ class RequestQueue:
     def _sequence(self, request: Request) -> Sequence:
         """The sequence of a new request: its place in the order, its seed, its limits."""
         sampling, prompt = request.sampling, request.prompt_token_ids
-        expected = self._output_lengths.expect(len(prompt), sampling.max_tokens)
+        expected = max(
+            self._output_lengths.expect(len(prompt), sampling.max_tokens), len(request.output_token_ids)
+        )
         eos_ids = frozenset[int]() if sampling.ignore_eos else self._eos_ids
         return Sequence(
             request=request,
@@ -207,7 +209,7 @@ class RequestQueue:
             # else; such a stop token counts.
             min_total=len(prompt) + (sampling.min_tokens if sampling.grammar is None else 0),
             expected_total=self._expected_total(request),
-            tokens=list(prompt),
+            tokens=[*prompt, *request.output_token_ids],
             block_hashes=BlockHashChain(request.cache_salt),
             num_prompt_logprobs=0 if sampling.prompt_logprobs is None else len(prompt) - 1,
         )
@@ -239,6 +241,7 @@ class RequestQueue:
     def _expected_total(self, request: Request) -> int:
         num_prompt_tokens = len(request.prompt_token_ids)
         expected = self._output_lengths.expect(num_prompt_tokens, request.sampling.max_tokens)
+        expected = max(expected, len(request.output_token_ids) + 1)
         return min(num_prompt_tokens + math.ceil(expected), self._max_total(request))
 
     def _leave_row(self, sequence: Sequence) -> None:

@@ -306,6 +306,7 @@ def _messages(
 
 
 def _size(request: Request) -> int:
-    """The size of a request on the wire, in tokens: its prompt and its grammar; everything else is small."""
+    """The size of a request on the wire, in tokens: these, and its grammar; everything else is small."""
     grammar = request.sampling.grammar
-    return len(request.prompt_token_ids) + (0 if grammar is None else len(grammar.text))
+    tokens = len(request.prompt_token_ids) + len(request.output_token_ids)
+    return tokens + (0 if grammar is None else len(grammar.text))

@@ -240,6 +240,9 @@ class EngineCore:
         prompt = request.prompt_token_ids
         if not prompt or min(prompt) < 0 or max(prompt) >= self._info.vocab_size:
             raise RequestError("a token id is outside of the vocabulary", param="prompt")
+        given = request.output_token_ids
+        if given and (min(given) < 0 or max(given) >= self._info.vocab_size):
+            raise RequestError("a token id is outside of the vocabulary", param="resume.token_ids")
         named = request.sampling.named_token_ids
         if named and (min(named) < 0 or max(named) >= self._info.vocab_size):
             raise RequestError("a token id of the sampling parameters is outside of the vocabulary")

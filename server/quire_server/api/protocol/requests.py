@@ -64,6 +64,7 @@ MAX_TEXT_TOKENS = 1 << 17
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default of /v1/completions
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 CACHE_TTLS = {"5m": 300.0, "1h": 3600.0}
+MAX_RESUMED_TOKENS = 1 << 20
 _MAX_STRINGS = 16
 _MAX_STRING_LENGTH = 256
 _MAX_TIMEOUT = 86_400.0
@@ -105,6 +106,7 @@ class Generation:
     retry_on_timeout: bool  # once more with half of max_tokens, as long as nothing was sent
     cache_ttl: float  # seconds for which the prompt is pinned in the prefix cache, 0 for not at all
     form: GrammarRequest | None  # the structured output
+    resume: Resume | None = None
 
 
 @dataclass(frozen=True)
@@ -273,6 +275,18 @@ class CacheControl(RequestModel):
     ttl: Annotated[str, OneOf(tuple(CACHE_TTLS)), Field(description="How long it is kept.")] = "5m"
 
 
+class Resume(RequestModel):
+    """Where an answer that another server has begun goes on."""
+
+    id: Annotated[str, Text(MAX_NAME, required=True), Field(description="The id of the answer's chunks.")]
+    created: Annotated[int, Integer(0, INT64_MAX), Field(description="Their time.")]
+    token_ids: Annotated[
+        tuple[int, ...],
+        TokenIds(MAX_RESUMED_TOKENS),
+        Field(description="The answer's tokens so far, as the comments of its stream have them."),
+    ]
+
+
 Messages = Annotated[list[ChatMessage], ListOf(1, MAX_MESSAGES, "messages")]
 _NAME = Field(description="A name from /v1/models.")
 _MOST_TOKENS = f"At most {MAX_TEXT_TOKENS} tokens, or the model's context where that is longer."
@@ -330,6 +344,10 @@ class GenerationRequest(SamplingFields):
         Boolean(),
         Field(description="Whether to try once more, for half of the tokens, if nothing was sent in time."),
     ] = False
+    resume: Annotated[
+        Resume | None,
+        Field(description="Goes on with an answer of another server; needs `stream`, and one answer."),
+    ] = None
     response_format: Annotated[
         ResponseFormat | None, Field(description="The form of the answer, in OpenAI's words.")
     ] = None
@@ -350,6 +368,8 @@ class GenerationRequest(SamplingFields):
             raise bad_field("min_tokens", "is more than max_tokens")
         if sampling.prompt_logprobs is not None and (self.stream or self.n > 1):
             raise bad_field("prompt_logprobs", "is not supported together with stream or n")
+        if self.resume is not None and (not self.stream or self.n > 1):
+            raise bad_field("resume", "needs stream to be true, and n to be 1")
         options = self.stream_options or StreamOptions()
         if self.stream_options is not None and not self.stream:
             raise bad_field("stream_options", "needs stream to be true")
@@ -375,6 +395,7 @@ class GenerationRequest(SamplingFields):
             retry_on_timeout=self.retry_on_timeout,
             cache_ttl=0.0 if self.cache_control is None else CACHE_TTLS[self.cache_control.ttl],
             form=wanted_form(self.response_format, self.structured_outputs, ignore_eos=sampling.ignore_eos),
+            resume=self.resume,
         )
 
 
