@@ -20,7 +20,7 @@ from quire_gateway.management import Management, not_found
 from quire_gateway.metrics import Metrics
 from quire_gateway.openai import calls
 from quire_gateway.openai.calls import estimated_tokens, longest_answers
-from quire_gateway.relay import REQUEST_HEADERS, USAGE_HEADER, Relay
+from quire_gateway.relay import REQUEST_HEADERS, TOKENS_HEADER, USAGE_HEADER, Relay
 from quire_gateway.request_signing import Identity
 from quire_gateway.routing.router import RequestFacts
 from quire_http.asgi import Receive, Scope, Send
@@ -109,7 +109,12 @@ class Gateway:
             )
             exchange.headers += account.reservation.headers()
         identity = _identity(client)
-        request = UpstreamRequest(exchange.scope["path"], headers, body, call.stream, call.model, identity)
+        is_resumable = call.stream and call.is_exact
+        if is_resumable:
+            headers[TOKENS_HEADER] = "true"
+        request = UpstreamRequest(
+            exchange.scope["path"], headers, body, call.stream, call.model, identity, is_resumable
+        )
         salt = f"{identity.cache_scope}\0{call.cache_salt}"  # no client hits what another one has cached
         facts = RequestFacts(call.model, call.prompt, call.user, salt, exchange.scope["headers"])
         await exchange.run(self.relay.relay(exchange, destination, request, facts, account), self.drain.cut)

@@ -44,6 +44,7 @@ class UpstreamRequest:
     stream: bool
     asked_model: str = ""  # the name by which the client asked
     identity: Identity = Identity()
+    is_resumable: bool = False  # another replica can go on with its stream
 
 
 class Upstream:
@@ -131,13 +132,13 @@ class Attempt:
             async with asyncio.timeout(seconds):
                 self._response = await self._ask(request)
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-            raise self._failed("connect", f"it cannot be connected to: {error}") from None
+            raise self.failed("connect", f"it cannot be connected to: {error}") from None
         except TimeoutError:
-            raise self._failed("timeout", f"it did not answer within {seconds:g} s") from None
+            raise self.failed("timeout", f"it did not answer within {seconds:g} s") from None
         except aiohttp.ClientError as error:
-            raise self._failed("reset", f"the connection failed before the answer: {error!r}") from None
+            raise self.failed("reset", f"the connection failed before the answer: {error!r}") from None
         if self._response.status == 401:  # no client's key goes there: it is this gateway that is refused
-            raise self._failed("unauthorized", "it does not accept requests of this gateway")
+            raise self.failed("unauthorized", "it does not accept requests of this gateway")
         self.verdict = Verdict.SUCCESS if self._response.status < 500 else Verdict.FAILURE
         return self._response
 
@@ -160,8 +161,8 @@ class Attempt:
             return await self._response.content.readany()
         except aiohttp.ClientError as error:
             if self._is_late:
-                raise self._failed("idle", f"it sent nothing for {self._timeouts.idle:g} s") from None
-            raise self._failed("cut", f"the answer was cut: {error!r}") from None
+                raise self.failed("idle", f"it sent nothing for {self._timeouts.idle:g} s") from None
+            raise self.failed("cut", f"the answer was cut: {error!r}") from None
         finally:
             self._reading_since = None
 
@@ -185,6 +186,7 @@ class Attempt:
         else:
             self._timer = loop.call_later(idle / _CHECKS_PER_TIMEOUT, self._check_idle, loop)
 
-    def _failed(self, reason: str, message: str) -> AttemptError:
+    def failed(self, reason: str, message: str) -> AttemptError:
+        """The error of a replica that has failed."""
         self.verdict = Verdict.FAILURE
         return AttemptError(reason, f"{self._replica.endpoint.url}: {message}")

@@ -49,6 +49,12 @@ class Metrics:
             ["model", "client", "type"],
             registry=registry,
         )
+        self._resumed = Counter(
+            "gateway_resumed_streams",
+            "Streams that another replica was asked to go on with, each time.",
+            ["model"],
+            registry=registry,
+        )
         self._fallbacks = Counter(
             "gateway_fallbacks",
             "Requests that no replica of their target answered, by what was tried next.",
@@ -96,9 +102,13 @@ class Metrics:
         labels = {True: "hit", False: "miss", None: "unknown"}
         self._predictions.labels(model, labels[hit], labels[actual]).inc()
 
-    def retried(self, model: str, reason: str) -> None:
-        """Another replica is asked, because the last one failed for this reason."""
+    def retried(self, model: str, reason: str, *, is_resumed: bool) -> None:
+        """Another replica is asked, because the last one failed for this reason; ``is_resumed``: it goes on
+        with a stream.
+        """
         self._retries.labels(model, reason).inc()
+        if is_resumed:
+            self._resumed.labels(model).inc()
 
     def took(self, model: str, client: str, usage: Usage) -> None:
         """A request took these tokens."""

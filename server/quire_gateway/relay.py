@@ -1,8 +1,9 @@
 """Relays one request: chooses a replica, passes its answer on, and asks another one where it fails.
 
-Another replica is asked only before the first byte of an answer, never the same one again, and only as often
-as the budget of retries allows. After the first byte a failure becomes one error event and the end of the
-stream, as the engine itself ends one. Bytes are passed on as they came.
+Another replica is asked before the first byte of an answer, never the same one again, and only as often as
+the budget of retries allows. After the first byte another one goes on with a stream that is greedy or seeded;
+else a failure becomes one error event and the end of the stream, as the engine itself ends one. Bytes are
+passed on as they came.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from quire_gateway.openai import canned
 from quire_gateway.openai.calls import with_half_the_tokens, with_model
 from quire_gateway.outlier_detection import Verdict
 from quire_gateway.replicas import Model
+from quire_gateway.resumption import Resumption
 from quire_gateway.routing.router import Pick, RequestFacts, Router
 from quire_gateway.usage import Usage, without_comment
 from quire_http.errors import ApiError, overloaded
@@ -32,8 +34,8 @@ from quire_http.exchange import HttpExchange
 REQUEST_HEADERS = frozenset(("accept", "content-type", "traceparent", "tracestate", "x-quire-token-timing"))
 #: Says that the answer is not what was asked for, and what was done instead.
 DEGRADED_HEADER = "x-quire-degraded"
-#: Asks a replica for a stream's usage, in a comment.
-USAGE_HEADER = "x-quire-usage"
+#: Ask a replica for a stream's usage, and for the tokens of each event, in comments.
+USAGE_HEADER, TOKENS_HEADER = "x-quire-usage", "x-quire-token-ids"
 #: Of an answer's headers those that go to the client.
 RESPONSE_HEADERS = frozenset(
     (
@@ -132,6 +134,7 @@ class Relay:
         account.deployment = model.name
         failure: AttemptError | None = None
         tried: list[str] = []
+        original, resumption = request, Resumption() if request.is_resumable else None
         avoided = () if before is None else before.tried
         while len(tried) < destination.attempts:
             candidates = model.candidates([*tried, *avoided]) or model.candidates(tried)
@@ -141,17 +144,25 @@ class Relay:
             if failure is not None:
                 if not retries.take_retry():
                     break
-                self._metrics.retried(model.name, failure.reason)
+                self._metrics.retried(model.name, failure.reason, is_resumed=exchange.started)
             self._metrics.picked(model.name, choice.reason)
             tried.append(choice.replica.endpoint.uid)
             account.replicas.append(choice.replica.endpoint.uid)
             try:
                 async with Attempt(self._upstream, model, choice.replica, destination.timeouts) as attempt:
-                    await self._attempt(exchange, attempt, request, account)
+                    await self._attempt(exchange, attempt, request, account, resumption)
                 self._learn(model, router, choice, account)
                 return None
             except AttemptError as error:
                 failure = error
+                if exchange.started and resumption is not None:
+                    if not resumption.is_possible:
+                        break
+                    request = replace(original, body=resumption.body(original.body))
+        if exchange.started and failure is not None:
+            account.broken = str(failure)
+            await exchange.error(_error_of(failure))
+            return None
         last = before.failure if failure is None and before is not None else failure
         return _Unanswered(last, (*avoided, *tried))
 
@@ -164,10 +175,19 @@ class Relay:
                 router.answered(choice, cached)
 
     async def _attempt(
-        self, exchange: HttpExchange, attempt: Attempt, request: UpstreamRequest, account: Account
+        self,
+        exchange: HttpExchange,
+        attempt: Attempt,
+        request: UpstreamRequest,
+        account: Account,
+        resumption: Resumption | None,
     ) -> None:
-        """Pass one replica's answer on. Raises AttemptError where nothing of it was sent."""
+        """Pass one replica's answer on. Raises AttemptError where nothing of it was sent, or another replica
+        can go on with it.
+        """
         response = await attempt.ask(request)
+        if exchange.started and response.status != 200 and response.status not in _RETRIED:
+            raise AttemptError("resume_refused", f"it does not go on: HTTP {response.status}")
         if response.status in _RETRIED:
             body = await attempt.read_whole()
             reason = _code_of(body)
@@ -182,7 +202,7 @@ class Relay:
             account.read_usage(body)
             await _send_whole(exchange, response, body)
         else:
-            await _stream(exchange, attempt, response, account)
+            await _stream(exchange, attempt, response, account, resumption)
 
     async def _give_up(self, exchange: HttpExchange, failure: AttemptError | None, account: Account) -> None:
         """The last answer that there was, or an error of ours."""
@@ -229,24 +249,44 @@ async def _send_whole(exchange: HttpExchange, response: aiohttp.ClientResponse, 
 
 
 async def _stream(
-    exchange: HttpExchange, attempt: Attempt, response: aiohttp.ClientResponse, account: Account
+    exchange: HttpExchange,
+    attempt: Attempt,
+    response: aiohttp.ClientResponse,
+    account: Account,
+    resumption: Resumption | None,
 ) -> None:
-    """Pass an answer on while it comes. Raises AttemptError where it fails before its first byte."""
+    """Pass an answer on while it comes. Raises AttemptError where it fails before its first byte, and where
+    another replica can go on with it.
+    """
     data = await attempt.read()
-    account.answer_begins(response.status)
     events = WholeEvents() if response.content_type == "text/event-stream" else None
-    await exchange.begin(response.status, _kept(response, exchange), is_events=events is not None)
+    if not exchange.started:
+        account.answer_begins(response.status)
+        await exchange.begin(response.status, _kept(response, exchange), is_events=events is not None)
+    if events is None:
+        resumption = None
     try:
         while data:
             whole = events.add(data) if events else data
             account.read_usage(whole)
             if events:
                 account.num_events += whole.count(b"\n\n")
-                whole = without_comment(whole)
-            if whole:
+                whole, fault = without_comment(whole), ""
+                if resumption is not None:
+                    whole, fault = resumption.take(whole)
+                if whole:
+                    await exchange.part(whole)
+                if fault:
+                    raise attempt.failed("engine", f"its engine failed: {fault}")
+            else:
                 await exchange.part(whole)
             data = await attempt.read()
     except AttemptError as error:
+        if resumption is not None and resumption.is_finished:
+            await exchange.end(b"" if resumption.is_done else b"data: [DONE]\n\n")
+            return
+        if resumption is not None:
+            raise
         account.broken = str(error)
         await exchange.error(_error_of(error))
         return

@@ -14,13 +14,14 @@ class FaultProxy:
     refuse       connections are reset at once
     hang         requests are taken, and nothing comes back
     cut_after    so many events of an answer are passed on and half of the next one, then a reset
+    ends         a cut is an end of the connection, which overtakes nothing that was sent, and no reset
     drop_reused  a connection that has served a request is closed when the next one comes
     answer       bytes that are sent in place of what the replica answers
     """
 
     def __init__(self, port):
         self._target = port
-        self.refuse = self.hang = self.drop_reused = False
+        self.refuse = self.hang = self.drop_reused = self.ends = False
         self.cut_after = self.answer = None
         self.num_connections = 0
         self.requests = []  # what came in, a piece each
@@ -78,8 +79,10 @@ class FaultProxy:
                     if len(parts) > self.cut_after + 1:
                         kept = b"data: ".join(parts[: self.cut_after + 1]) + b'data: {"id'
                         client.sendall(kept[len(seen) - len(data) :])
-                        _reset(client)
-                        return
+                        if not self.ends:
+                            _reset(client)
+                            return
+                        break
                 client.sendall(data)
         with contextlib.suppress(OSError):
             client.shutdown(socket.SHUT_RDWR)

@@ -32,6 +32,7 @@ class Call:
     stream: bool = False
     max_tokens: int | None = None
     num_answers: int = 1
+    is_exact: bool = False  # every replica has the same answer, token by token, and can go on with it
     prompt: tuple[str, ...] = ()  # its parts in their order; a message is its role and its text
     user: str = ""
     cache_salt: str = ""
@@ -57,7 +58,8 @@ def read(path: str, body: bytes | bytearray) -> Call:
         raise bad_field("model", "is required")
     if not isinstance(model, str):
         raise bad_field("model", "must be a string")
-    common = (model, document.get("stream") is True, _max_tokens(document), _num_answers(document))
+    limits = _max_tokens(document), _num_answers(document)
+    common = (model, document.get("stream") is True, *limits, _is_exact(document))
     user, salt = _text(document.get("user")), _text(document.get("cache_salt"))
     if path != CHAT:
         return Call(*common, tuple(_texts(document.get("prompt"))), user, salt)
@@ -106,6 +108,14 @@ def _max_tokens(document: dict[str, Any]) -> int | None:
 def _num_answers(document: dict[str, Any]) -> int:
     value = document.get("n")
     return value if type(value) is int and value > 0 else 1
+
+
+def _is_exact(document: dict[str, Any]) -> bool:
+    temperature, prompt = document.get("temperature"), document.get("prompt")
+    is_greedy = type(temperature) in (int, float) and temperature == 0
+    is_alone = not (isinstance(prompt, list) and len(prompt) > 1 and not isinstance(prompt[0], int))
+    has_own = document.get("logprobs") or document.get("resume") or _num_answers(document) > 1
+    return (is_greedy or type(document.get("seed")) is int) and is_alone and not has_own
 
 
 def _chat(document: dict[str, Any]) -> tuple[tuple[str, ...], int | None]:

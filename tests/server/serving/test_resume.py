@@ -136,7 +136,10 @@ def test_tokens_are_named_only_where_they_are_asked_for(server):
         ({"n": 2}, "n to be 1"),
         ({"resume": {"id": "a", "created": 1, "token_ids": [10**9]}}, "resume.token_ids: must be a list"),
         ({"resume": {"id": "a", "token_ids": []}}, "resume.created"),
-        ({"resume": {"id": "a", "created": 1, "token_ids": [1] * 41}}, "resume.token_ids: are more than the 40"),
+        (
+            {"resume": {"id": "a", "created": 1, "token_ids": [1] * 41}},
+            "resume.token_ids: are more than the 40",
+        ),
     ],
 )
 def test_what_cannot_go_on_is_a_400_that_names_the_field(server, fields, says):

@@ -1,0 +1,97 @@
+"""What is kept of a stream so that another replica can go on with it where its own is lost. Pure.
+
+Replicas name the tokens of each event in a comment, which is for the gateway and is taken out. Another
+replica goes on after exactly these tokens: of a greedy or seeded answer with the same ones as the lost one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+_TOKENS, _LINE, _EVENT = b": tokens ", b"\n", b"\n\n"
+_DATA, _DONE = b"data: ", b"data: [DONE]"
+_ERROR = b'data: {"error":'
+_FINISHED = b'"finish_reason":"'  # else it is null; in a text its quotes are escaped
+_REPLICAS_FAULT = frozenset(("server_error", "overloaded_error"))
+
+
+class Resumption:
+    """One stream."""
+
+    def __init__(self) -> None:
+        self._token_ids: list[int] = []
+        self._head: tuple[str, int] | None = None  # id and time of its events
+        self._num_events = 0
+        self.is_finished = False  # all of the answer was sent, but maybe not its usage
+        self.is_done = False  # all was sent
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether it is known where to go on."""
+        return not self.is_finished and (self._num_events < 2 or bool(self._token_ids))
+
+    def take(self, events: bytes) -> tuple[bytes, str]:
+        """Keep what whole events say; those for the client, and why the replica ends the stream too early,
+        empty where it does not.
+        """
+        error, at = "", _find_line(events, _ERROR)
+        if at >= 0 and (error := _fault(events[at:])):
+            events = events[:at]
+        events = self._without_tokens(events)
+        if self._head is None:
+            self._head = _head(events)
+        self._num_events += events.count(_EVENT)
+        self.is_finished = self.is_finished or _FINISHED in events
+        self.is_done = self.is_done or _find_line(events, _DONE) >= 0
+        return events, error
+
+    def body(self, original: bytes | bytearray) -> bytes | bytearray:
+        """The request that goes on after what was sent; the request itself where nothing was."""
+        if self._head is None:
+            return original
+        identity, created = self._head
+        resume = {"id": identity, "created": created, "token_ids": self._token_ids}
+        return orjson.dumps({**orjson.loads(original), "resume": resume})
+
+    def _without_tokens(self, events: bytes) -> bytes:
+        at = _find_line(events, _TOKENS)
+        if at < 0:
+            return events
+        kept, begin = [], 0
+        while at >= 0:
+            end = events.index(_LINE, at)
+            self._token_ids += map(int, events[at + len(_TOKENS) : end].split(b","))
+            kept.append(events[begin:at])
+            begin = end + 1
+            at = _find_line(events, _TOKENS, begin)
+        return b"".join((*kept, events[begin:]))
+
+
+def _find_line(events: bytes, prefix: bytes, start: int = 0) -> int:
+    """Where a line begins with this, -1: nowhere."""
+    at = events.find(prefix, start)
+    while at > 0 and events[at - 1 : at] != _LINE:
+        at = events.find(prefix, at + 1)
+    return at
+
+
+def _head(events: bytes) -> tuple[str, int] | None:
+    at = _find_line(events, _DATA)
+    if at < 0:
+        return None
+    try:
+        document: dict[str, Any] = orjson.loads(events[at + len(_DATA) : events.index(_EVENT, at)])
+        return str(document["id"]), int(document["created"])
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def _fault(event: bytes) -> str:
+    """The code of an error that another replica may not have, empty for one that it has as well."""
+    try:
+        error = orjson.loads(event[len(_DATA) : event.index(_EVENT)])["error"]
+        return str(error["code"] or error["type"]) if error["type"] in _REPLICAS_FAULT else ""
+    except (ValueError, KeyError, TypeError):
+        return ""
