@@ -37,6 +37,7 @@ _PATHS = {
     "replicasets": "/apis/apps/v1/namespaces/{namespace}/replicasets",
     "resourcequotas": "/api/v1/namespaces/{namespace}/resourcequotas",
     "serviceaccounts": "/api/v1/namespaces/{namespace}/serviceaccounts",
+    "secrets": "/api/v1/namespaces/{namespace}/secrets",
     "services": "/api/v1/namespaces/{namespace}/services",
 }
 
