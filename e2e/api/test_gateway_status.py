@@ -157,13 +157,13 @@ async def test_a_kill_switch_and_a_revoked_key_hold_at_every_gateway_within_a_se
         def answers(key: str) -> set[str]:
             return {gateway.answer(key) for gateway in gateways}
 
-        await until(lambda: answers("sk-two"), {"no_replica"})
+        await until(lambda: answers("sk-two"), {"relayed"})
         both = {"seen": 2, "applied": 2}
         await until(lambda: status_of(api, "llmclients", "team")["gateways"], both)
 
         edit(api, "llmclients", "team", keyHashes=keys[:1])
         assert await until(lambda: answers("sk-two"), {"invalid_api_key"}) <= 1
-        assert answers("sk-one") == {"no_replica"}
+        assert answers("sk-one") == {"relayed"}
         edit(api, "llmroutes", "chat", killSwitch={"enabled": True})
         assert await until(lambda: answers("sk-one"), {"kill_switch"}) <= 1
 

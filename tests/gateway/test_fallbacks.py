@@ -87,8 +87,12 @@ def test_an_answer_of_the_target_says_nothing_of_a_fallback(routed):
 
 
 def test_a_target_without_any_replica_falls_back_as_well(routed):
-    gateway = routed({"canned": SORRY}, rules=[{"targets": [{"deployment": "nowhere"}]}])
+    nowhere = {"rules": [{"targets": [{"deployment": "nowhere"}]}]}
+    gateway = routed({"canned": SORRY}, **nowhere)
     assert gateway.post("/v1/chat/completions", BODY).headers["x-quire-degraded"] == "canned"
+    gateway.kube.put(llm_object("LLMRoute", "r", {"models": ["chat"], **nowhere}))
+    gateway.wait("no fallback", lambda: gateway.post("/v1/chat/completions", BODY).status_code == 503)
+    assert gateway.post("/v1/chat/completions", BODY).json()["error"]["code"] == "no_replica"
 
 
 def test_half_of_the_tokens_are_asked_for_after_a_failure_and_not_of_a_request_without_a_limit(routed, proxy):

@@ -125,7 +125,7 @@ def test_the_first_rule_that_matches_decides(world):
 def test_a_deployment_that_is_not_there_gets_no_requests(world):
     world.put(route(targets=(("gone", 99), ("tiny", 1))), route("r2", ("dead",), (("gone", 1),)))
     assert {world.ask(prompt=("user", str(n))).replicas.name for n in range(50)} == {"tiny"}
-    assert world.refusal(model="dead") == (503, "no_replica")
+    assert world.ask(model="dead").replicas.candidates(()) == []
 
 
 def test_conversations_are_divided_by_weight_and_stay(world):
