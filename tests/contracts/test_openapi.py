@@ -23,6 +23,7 @@ MINIMAL = {
 COMPANIONS = {
     "top_logprobs": {"logprobs": True},
     "stream_options": {"stream": True},
+    "resume": {"stream": True},
     "max_tokens": {"echo": True},
     "min_tokens": {"max_tokens": 2**63 - 1},
 }

@@ -184,14 +184,13 @@ async def _generate(
     def response() -> FullResponse | StreamedResponse:
         if not generation.stream:
             return FullResponse(request.exchange, request.counts, formatter, leads)
-        usage, counting = generation.include_usage, lengths if generation.continuous_usage else ()
         return StreamedResponse(
             request.exchange,
             request.counts,
             formatter,
             len(lengths) if generation.resume is None else 0,  # of which the client has no chunk yet
-            include_usage=usage,
-            counting=counting,
+            include_usage=generation.include_usage,
+            counting=lengths if generation.continuous_usage else (),
             ends_with_usage=request.ends_with_usage,
             names_tokens=request.names_tokens,
         )

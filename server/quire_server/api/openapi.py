@@ -36,12 +36,13 @@ def document(
     """
     known = copy.deepcopy(_general())
     schemas = known["components"]["schemas"]
-    for request in REQUESTS:
-        schema = schemas[request.__name__]
-        if vocab_size is not None:
-            size = text_vocab_size or vocab_size if request.__name__ == "DetokenizeRequest" else vocab_size
+    if vocab_size is not None:
+        for name, schema in schemas.items():
+            size = text_vocab_size or vocab_size if name == "DetokenizeRequest" else vocab_size
             for token in _token_ids(schema):
                 token["maximum"] = size - 1
+    for request in REQUESTS:
+        schema = schemas[request.__name__]
         for choice in schema.get("anyOf", [schema]):
             properties = choice["properties"]
             if models:

@@ -392,7 +392,7 @@ class GenerationRequest(SamplingFields):
             cache_salt=self.cache_salt,
             priority=self.priority,
             timeout=self.timeout,
-            retry_on_timeout=self.retry_on_timeout,
+            retry_on_timeout=self.retry_on_timeout and self.resume is None,
             cache_ttl=0.0 if self.cache_control is None else CACHE_TTLS[self.cache_control.ttl],
             form=wanted_form(self.response_format, self.structured_outputs, ignore_eos=sampling.ignore_eos),
             resume=self.resume,
