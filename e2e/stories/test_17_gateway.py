@@ -6,6 +6,8 @@ The clients' streams go on while the gateway's replicas are replaced one after t
 from __future__ import annotations
 
 import os
+import re
+import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -144,6 +146,32 @@ def test_the_key_stays_when_the_chart_is_upgraded(
     operator.upgrade()
     assert key() == before
     assert ask(gateway, model.name).status_code == 200
+
+
+def test_the_commands_of_the_tutorial_end_with_paris_a_bill_and_a_closed_model(
+    kube: Kubectl, namespace: str, gateway: str, deploy: Callable[..., LLMDeployment], tmp_path: Path
+) -> None:
+    deploy("smollm2").wait_ready()
+    page = (ROOT / "docs" / "shared-endpoint.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```bash\n(.*?)```", page, flags=re.DOTALL)
+    (tmp_path / "kubeconfig").write_text(kube.kubeconfig.read_text(encoding="utf-8"))
+    environment = os.environ | {
+        "KUBECONFIG": str(tmp_path / "kubeconfig"),
+        "PATH": f"{kube.bin}:{os.environ['PATH']}",
+    }
+    here = f"kubectl config set-context --current --namespace={namespace} > /dev/null"
+    script = "\n".join(("set -euo pipefail", here, *blocks, "kill %1"))
+    try:
+        done = subprocess.run(
+            ["bash", "-c", script], env=environment, capture_output=True, text=True, timeout=500
+        )
+    finally:
+        kube.delete("llmclients", "search", namespace)
+        kube.delete("llmroutes", "chat", namespace)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Paris" in done.stdout
+    assert "Closed for maintenance." in done.stdout
+    assert re.search(r"llmclient\S*/search +false +True +Ready +\d{2} ", done.stdout), done.stdout
 
 
 def test_no_stream_breaks_while_the_gateways_are_replaced(
