@@ -96,9 +96,9 @@ deep: setup ## What takes longest: all pairs of kernels, overload, killed engine
 kernels: $(READY) ## Every kernel in Triton's interpreter, in the full form: minutes of two CPUs
 	OMP_NUM_THREADS=1 $(PYTEST) -q -n 2 --timeout 900 -m kernels tests/kernels
 
-soak: $(READY) ## Twenty minutes of overload, fifty killed engines and ranks, half an hour of clients with secrets
+soak: $(READY) ## Twenty minutes of overload, fifty killed engines, replicas and ranks, half an hour of clients with secrets
 	CROSS_TALK_MINUTES=30 $(PYTEST) -q --log-cli-level info tests/server/serving/test_cross_talk.py
-	SOAK_MINUTES=20 SOAK_KILLS=50 $(PYTEST) -q -m soak tests/soak
+	SOAK_MINUTES=20 SOAK_KILLS=50 REPLICA_KILLS=50 $(PYTEST) -q -m soak tests/soak
 	RANK_KILLS=50 $(PYTEST) -q --log-cli-level info tests/server/serving/test_lost_ranks.py -k lost_at_any_moment
 	TRANSFER_FAULTS=200 $(PYTEST) -q --timeout 900 tests/server/engine/test_prefill_decode.py -k faults_at_random_points
 	SLOW_RANK_STEPS=1000 SLOW_RANK_SECONDS=0.3 $(PYTEST) -q tests/server/runner/test_slow_ranks.py
