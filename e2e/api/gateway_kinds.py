@@ -41,6 +41,7 @@ ROUTE: Body = {
         },
         "killSwitch": {"enabled": True, "message": "Closed."},
         "prices": {"promptPerMillion": "0.15", "completionPerMillion": "0.6"},
+        "cache": {"ttlSeconds": 300},
         "fallbacks": [{"halveMaxTokens": True}, {"deployment": "tiny"}, {"canned": "Later."}],
     },
 }
@@ -131,6 +132,7 @@ REFUSED: tuple[Body, ...] = (
     client(budget={"tokens": 1, "period": "Year"}),
     route(prices={"promptPerMillion": "free"}),
     route(routing={"strategy": "Sticky"}),
+    route(cache={"ttlSeconds": 0}),
     route(fallbacks=[{}]),
     route(fallbacks=[{"deployment": "a", "canned": "b"}]),
     route(fallbacks=[{"halveMaxTokens": False}]),

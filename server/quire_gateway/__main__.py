@@ -36,6 +36,7 @@ from quire_gateway.peers import Outbox, PeerReceiver, Peers, PeerSender
 from quire_gateway.relay import Relay
 from quire_gateway.replicas import LABEL_SERVICE, ReplicaTable
 from quire_gateway.request_signing import RequestSigner, SigningKeyError
+from quire_gateway.response_cache import ResponseCache
 from quire_gateway.routing.strategies import router_for
 from quire_gateway.routing_state import RoutingState
 from quire_gateway.settings import Settings, SettingsError
@@ -106,7 +107,16 @@ async def _serve(settings: Settings, listener: socket.socket, signer: RequestSig
     limiter = ClientLimiter(leases.num_live, ledger, time.monotonic)
     management = Management(dispatcher, metrics, drain, informers, int(time.time()))
     access_log = AccessLog(_write_line)
-    gateway = Gateway(dispatcher, Relay(upstream, metrics), management, metrics, access_log, drain, limiter)
+    gateway = Gateway(
+        dispatcher,
+        Relay(upstream, metrics),
+        management,
+        metrics,
+        access_log,
+        drain,
+        limiter,
+        ResponseCache(time.monotonic),
+    )
     server = HttpServer(
         gateway,
         listener,

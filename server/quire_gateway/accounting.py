@@ -11,6 +11,7 @@ from quire_gateway import usage
 from quire_gateway.client_limits import Reservation
 from quire_gateway.log import AccessLog
 from quire_gateway.metrics import Metrics
+from quire_gateway.response_cache import Recording
 from quire_gateway.usage import Usage
 from quire_http.errors import ApiError
 from quire_http.exchange import ClientGoneError, CutError
@@ -31,6 +32,7 @@ class Account:
         self.usage: Usage | None = None  # what the answer says that it took
         self.prompt_tokens = 0  # by estimate
         self.num_events = 0  # of a stream, about one for each token
+        self.recording: Recording | None = None  # of the answer, where it may be kept
         self.reservation: Reservation | None = None  # of the client's limits, where it has any
         self.replicas: list[str] = []  # the pods that were asked, in their order
         self._path = path

@@ -13,16 +13,18 @@ from dataclasses import dataclass, field
 from quire_gateway.accounting import Account
 from quire_gateway.attempt import UpstreamRequest
 from quire_gateway.client_limits import ClientLimiter
-from quire_gateway.dispatch import Dispatcher
+from quire_gateway.dispatch import Destination, Dispatcher
 from quire_gateway.llm_client import LLMClient
 from quire_gateway.log import AccessLog
 from quire_gateway.management import Management, not_found
 from quire_gateway.metrics import Metrics
 from quire_gateway.openai import calls
 from quire_gateway.openai.calls import estimated_tokens, longest_answers
-from quire_gateway.relay import REQUEST_HEADERS, TOKENS_HEADER, USAGE_HEADER, Relay
+from quire_gateway.relay import CACHE_HEADER, REQUEST_HEADERS, TOKENS_HEADER, USAGE_HEADER, Relay
 from quire_gateway.request_signing import Identity
+from quire_gateway.response_cache import Recording, ResponseCache, cache_key
 from quire_gateway.routing.router import RequestFacts
+from quire_gateway.usage import Usage
 from quire_http.asgi import Receive, Scope, Send
 from quire_http.body_memory import BodyMemory
 from quire_http.connection_age import closing, is_old, opened_at
@@ -45,6 +47,7 @@ class Gateway:
     access_log: AccessLog
     drain: Drain
     limiter: ClientLimiter
+    cache: ResponseCache
     body_memory: BodyMemory = field(default_factory=BodyMemory)
     clock: Callable[[], float] = time.monotonic
 
@@ -115,9 +118,41 @@ class Gateway:
         request = UpstreamRequest(
             exchange.scope["path"], headers, body, call.stream, call.model, identity, is_resumable
         )
+        uid = client.uid if client is not None else ""
+        if await self._answer_again(exchange, destination, request, uid, account, is_exact=call.is_exact):
+            return
         salt = f"{identity.cache_scope}\0{call.cache_salt}"  # no client hits what another one has cached
         facts = RequestFacts(call.model, call.prompt, call.user, salt, exchange.scope["headers"])
         await exchange.run(self.relay.relay(exchange, destination, request, facts, account), self.drain.cut)
+        recording = account.recording
+        if recording is not None and (answer := recording.answer) is not None:
+            self.cache.put(recording.key, answer, destination.cache_seconds)
+
+    async def _answer_again(
+        self,
+        exchange: HttpExchange,
+        destination: Destination,
+        request: UpstreamRequest,
+        uid: str,
+        account: Account,
+        *,
+        is_exact: bool,
+    ) -> bool:
+        """Whether an answer was kept, and is sent. If not, this one is recorded where it may be kept."""
+        if not destination.cache_seconds or not is_exact:
+            return False
+        model, version = destination.replicas.audience, destination.version
+        key = cache_key(uid, model, version, request.path, request.body)
+        if (answer := self.cache.get(key)) is None:
+            account.recording = Recording(key)
+            return False
+        self.metrics.cache_hit(destination.model)
+        account.deployment, account.usage = "", Usage(0, 0)
+        account.answer_begins(200)
+        exchange.headers.append((CACHE_HEADER, "hit"))
+        await exchange.begin(200, answer.headers)
+        await exchange.end(answer.body)
+        return True
 
     def _authenticate(self, exchange: HttpExchange) -> LLMClient | None:
         """Whose request it is, before anything else of it is read."""

@@ -38,6 +38,8 @@ class Destination:
     prices: Prices = Prices()
     strategy: Strategy = DEFAULT_STRATEGY
     fallbacks: tuple[Step, ...] = ()
+    cache_seconds: int = 0
+    version: str = ""  # of the LLMDeployment, as far as it is known
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +123,14 @@ class Dispatcher:
             raise ApiError(400, message, code="no_matching_rule")
         target = self._target(route, rule, call, headers, client) or rule.targets[0]
         destination = self._destination(table, route, call.model, target.deployment)
-        return replace(destination, fallbacks=tuple(self._steps(table, route, call.model)))
+        steps = tuple(self._steps(table, route, call.model))
+        version = self._version((route.namespace, target.deployment)) if route.cache_seconds else ""
+        return replace(destination, fallbacks=steps, cache_seconds=route.cache_seconds, version=version)
+
+    def _version(self, place: Place) -> str:
+        """Changes with each change of an LLMDeployment."""
+        metadata = (self._state.deployments.get(place) or {}).get("metadata") or {}
+        return f"{metadata.get('uid')} {metadata.get('generation')}"
 
     def _destination(self, table: RoutingTable, route: LLMRoute, asked: str, deployment: str) -> Destination:
         """A target of a route, which may have no replica."""

@@ -104,6 +104,7 @@ class LLMRoute:
     kill_switch: KillSwitch = field(default=KillSwitch())
     prices: Prices = field(default=Prices())
     fallbacks: tuple[Fallback, ...] = ()
+    cache_seconds: int = 0  # for which an answer is given again
 
     @property
     def deployments(self) -> list[str]:
@@ -128,6 +129,7 @@ def parse(body: Mapping[str, Any]) -> LLMRoute:
             reliability=_reliability(spec.get("reliability") or {}),
             kill_switch=_kill_switch(spec.get("killSwitch") or {}),
             prices=_prices(spec.get("prices") or {}),
+            cache_seconds=int((spec.get("cache") or {}).get("ttlSeconds", 0)),
             fallbacks=tuple(map(_fallback, spec.get("fallbacks") or ())),
         )
     except (KeyError, TypeError, ValueError, AttributeError, InvalidOperation) as error:

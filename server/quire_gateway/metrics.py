@@ -55,6 +55,9 @@ class Metrics:
             ["model"],
             registry=registry,
         )
+        self._cache_hits = Counter(
+            "gateway_response_cache_hits", "Answers that were given again.", ["model"], registry=registry
+        )
         self._fallbacks = Counter(
             "gateway_fallbacks",
             "Requests that no replica of their target answered, by what was tried next.",
@@ -115,6 +118,10 @@ class Metrics:
         numbers = {"prompt": usage.prompt, "completion": usage.completion, "cached": usage.cached or 0}
         for kind, number in numbers.items():
             self._tokens.labels(model, client, kind).inc(number)
+
+    def cache_hit(self, model: str) -> None:
+        """An answer is given again."""
+        self._cache_hits.labels(model).inc()
 
     def fell_back(self, model: str, step: str) -> None:
         """No replica of the target answered, and this is tried."""

@@ -24,6 +24,7 @@ from quire_gateway.openai import canned
 from quire_gateway.openai.calls import with_half_the_tokens, with_model
 from quire_gateway.outlier_detection import Verdict
 from quire_gateway.replicas import Model
+from quire_gateway.response_cache import Recording
 from quire_gateway.resumption import Resumption
 from quire_gateway.routing.router import Pick, RequestFacts, Router
 from quire_gateway.usage import Usage, without_comment
@@ -34,6 +35,8 @@ from quire_http.exchange import HttpExchange
 REQUEST_HEADERS = frozenset(("accept", "content-type", "traceparent", "tracestate", "x-quire-token-timing"))
 #: Says that the answer is not what was asked for, and what was done instead.
 DEGRADED_HEADER = "x-quire-degraded"
+#: Says that an answer is given again.
+CACHE_HEADER = "x-quire-cache"
 #: Ask a replica for a stream's usage, and for the tokens of each event, in comments.
 USAGE_HEADER, TOKENS_HEADER = "x-quire-usage", "x-quire-token-ids"
 #: Of an answer's headers those that go to the client.
@@ -106,6 +109,7 @@ class Relay:
             if changed is None:
                 continue
             self._metrics.fell_back(destination.model, step.name)
+            account.recording = None  # of what was asked for
             headers, exchange.headers = exchange.headers, [*exchange.headers, (DEGRADED_HEADER, step.name)]
             if step.canned is not None:
                 await _send_canned(exchange, request, destination.model, step.canned, account)
@@ -200,7 +204,7 @@ class Relay:
             body = await attempt.read_whole()
             account.answer_begins(response.status)
             account.read_usage(body)
-            await _send_whole(exchange, response, body)
+            await _send_whole(exchange, response, body, account.recording)
         else:
             await _stream(exchange, attempt, response, account, resumption)
 
@@ -208,7 +212,7 @@ class Relay:
         """The last answer that there was, or an error of ours."""
         if isinstance(failure, _Refusal):
             account.answer_begins(failure.response.status)
-            await _send_whole(exchange, failure.response, failure.body)
+            await _send_whole(exchange, failure.response, failure.body, None)
             return
         if failure is None:
             raise overloaded("no_replica", "No replica of this model is ready.", _RETRY_AFTER_SECONDS)
@@ -242,8 +246,14 @@ async def _send_canned(
     await exchange.end(body)
 
 
-async def _send_whole(exchange: HttpExchange, response: aiohttp.ClientResponse, body: bytes) -> None:
-    headers = [(b"content-length", b"%d" % len(body)), *_kept(response, exchange)]
+async def _send_whole(
+    exchange: HttpExchange, response: aiohttp.ClientResponse, body: bytes, recording: Recording | None
+) -> None:
+    headers = ((b"content-length", b"%d" % len(body)), *_kept(response, exchange))
+    if recording is not None:
+        recording.begin(response.status, headers)
+        recording.add(body)
+        recording.is_whole = True
     await exchange.begin(response.status, headers)
     await exchange.end(body)
 
@@ -260,9 +270,13 @@ async def _stream(
     """
     data = await attempt.read()
     events = WholeEvents() if response.content_type == "text/event-stream" else None
+    recording = account.recording
     if not exchange.started:
         account.answer_begins(response.status)
-        await exchange.begin(response.status, _kept(response, exchange), is_events=events is not None)
+        headers = tuple(_kept(response, exchange))
+        if recording is not None:
+            recording.begin(response.status, headers)
+        await exchange.begin(response.status, headers, is_events=events is not None)
     if events is None:
         resumption = None
     try:
@@ -276,6 +290,8 @@ async def _stream(
                     whole, fault = resumption.take(whole)
                 if whole:
                     await exchange.part(whole)
+                if recording is not None:
+                    recording.add(whole)
                 if fault:
                     raise attempt.failed("engine", f"its engine failed: {fault}")
             else:
@@ -290,7 +306,11 @@ async def _stream(
         account.broken = str(error)
         await exchange.error(_error_of(error))
         return
-    await exchange.end(events.rest() if events else b"")
+    rest = events.rest() if events else b""
+    if recording is not None and events is not None:
+        recording.add(rest)
+        recording.is_whole = True
+    await exchange.end(rest)
 
 
 def _kept(response: aiohttp.ClientResponse, exchange: HttpExchange) -> list[tuple[bytes, bytes]]:
