@@ -134,7 +134,18 @@ async def _serve(settings: Settings, listener: socket.socket, signer: RequestSig
         writer = StatusWriter(api, (settings.pod_namespace, settings.pod_name), state, leases, table)
         usage = UsageWriter(api, state, ledger)
         background += [loop.create_task(one.run()) for one in (watch, writer, usage)]
-    begin = loop.create_task(drain.wait_for_begin())
+    await _run_until_drained(drain, server, serving, background)
+    if writer is not None and usage is not None:
+        await usage.close()
+        await writer.close()
+    await upstream.close()
+
+
+async def _run_until_drained(
+    drain: Drain, server: HttpServer, serving: asyncio.Task[None], background: list[asyncio.Task[None]]
+) -> None:
+    """Returns once nothing runs any more. Raises what ended one of them before its time."""
+    begin = asyncio.create_task(drain.wait_for_begin())
     await asyncio.wait({serving, begin, *background}, return_when=asyncio.FIRST_COMPLETED)
     if not begin.done():
         for ended in (task for task in (serving, *background) if task.done()):
@@ -146,10 +157,6 @@ async def _serve(settings: Settings, listener: socket.socket, signer: RequestSig
     await serving
     for task in background:
         task.cancel()
-    if writer is not None and usage is not None:
-        await usage.close()
-        await writer.close()
-    await upstream.close()
 
 
 def _peer_sync(
