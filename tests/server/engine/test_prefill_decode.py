@@ -788,7 +788,7 @@ def test_faults_at_random_points_give_no_wrong_token_no_hang_and_no_lost_block(
     pair.assert_free(LEASE + 5)
     assert pair.consumer.connector.stats().failed, happened
     is_faulty = False
-    for module, name, seconds in ((transfer, "_SETUP_SECONDS", 5.0), (handshake, "SECONDS", 5.0)):
-        monkeypatch.setattr(module, name, seconds)
+    for module, name in ((transfer, "_SETUP_SECONDS"), (client, "_SILENCE_SECONDS"), (handshake, "SECONDS")):
+        monkeypatch.setattr(module, name, 20.0)
     until_transfers(pair, 5)
     pair.assert_free(LEASE + 5)
