@@ -119,11 +119,13 @@ async def _serve(settings: Settings, listener: socket.socket, signer: RequestSig
     if settings.peer_service:
         background += [loop.create_task(one) for one in _peer_sync(settings, api, table, outbox)]
     writer, usage = None, None
+    writers: list[asyncio.Task[None]] = []
     if settings.pod_namespace and settings.pod_name:
         watch = Informer(api, informer.LEASES, leases, settings.pod_namespace)
         writer = StatusWriter(api, (settings.pod_namespace, settings.pod_name), state, leases, table)
         usage = UsageWriter(api, state, ledger)
-        background += [loop.create_task(one.run()) for one in (watch, writer, usage)]
+        writers = [loop.create_task(one.run()) for one in (writer, usage)]
+        background += [loop.create_task(watch.run()), *writers]
     begin = loop.create_task(drain.wait_for_begin())
     await asyncio.wait({serving, begin, *background}, return_when=asyncio.FIRST_COMPLETED)
     if not begin.done():
@@ -134,11 +136,13 @@ async def _serve(settings: Settings, listener: socket.socket, signer: RequestSig
     await drain.wait_for_end(server.connections)
     server.stop()
     await serving
-    for task in background:
+    for task in writers:
         task.cancel()
     if writer is not None and usage is not None:
-        await usage.close()
+        await usage.close()  # while the informers run: they bring what other gateways write
         await writer.close()
+    for task in background:
+        task.cancel()
     await upstream.close()
 
 
