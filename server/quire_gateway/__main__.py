@@ -129,22 +129,28 @@ async def _serve(settings: Settings, listener: socket.socket, signer: RequestSig
     if settings.peer_service:
         background += [loop.create_task(one) for one in _peer_sync(settings, api, table, outbox)]
     writer, usage = None, None
+    writers: list[asyncio.Task[None]] = []
     if settings.pod_namespace and settings.pod_name:
         watch = Informer(api, informer.LEASES, leases, settings.pod_namespace)
         writer = StatusWriter(api, (settings.pod_namespace, settings.pod_name), state, leases, table)
         usage = UsageWriter(api, state, ledger)
-        background += [loop.create_task(one.run()) for one in (watch, writer, usage)]
-    await _run_until_drained(drain, server, serving, background)
+        writers = [loop.create_task(one.run()) for one in (writer, usage)]
+        background.append(loop.create_task(watch.run()))
+    await _run_until_drained(drain, server, serving, [*background, *writers])
+    for task in writers:
+        task.cancel()
     if writer is not None and usage is not None:
-        await usage.close()
+        await usage.close()  # while the informers run: they bring what other gateways write
         await writer.close()
+    for task in background:
+        task.cancel()
     await upstream.close()
 
 
 async def _run_until_drained(
     drain: Drain, server: HttpServer, serving: asyncio.Task[None], background: list[asyncio.Task[None]]
 ) -> None:
-    """Returns once nothing runs any more. Raises what ended one of them before its time."""
+    """Returns once no request runs any more. Raises what ended one of the tasks before its time."""
     begin = asyncio.create_task(drain.wait_for_begin())
     await asyncio.wait({serving, begin, *background}, return_when=asyncio.FIRST_COMPLETED)
     if not begin.done():
@@ -155,8 +161,6 @@ async def _run_until_drained(
     await drain.wait_for_end(server.connections)
     server.stop()
     await serving
-    for task in background:
-        task.cancel()
 
 
 def _peer_sync(

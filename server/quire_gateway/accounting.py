@@ -59,7 +59,7 @@ class Account:
             self.status = self.status or error.status
         seconds = self._clock() - self._begun_at
         outcome = self._outcome(error)
-        self._settle(is_gone=isinstance(error, ClientGoneError))
+        self._settle(error)
         self._metrics.ended(self.model, self.client, outcome, seconds, self._first_byte)
         self._log.request(
             {
@@ -79,20 +79,24 @@ class Account:
             }
         )
 
-    def _settle(self, *, is_gone: bool) -> None:
+    def _settle(self, error: Exception | None) -> None:
         """Count the tokens, and give back what was reserved and not taken."""
         if self.usage is not None:
             self._metrics.took(self.model, self.client, self.usage)
         if self.reservation is None:
             return
-        if self.usage is not None:
+        is_whole = not self.stream or (error is None and not self.broken)
+        if self.usage is not None and is_whole:
             self.reservation.settle(self.usage.prompt, self.usage.completion)
-        elif self.status >= 500 or (self.status == 0 and not is_gone):
+        elif self.status >= 500 or (self.status == 0 and not isinstance(error, ClientGoneError)):
             self.reservation.release()
         elif self.status >= 300:
             self.reservation.settle(0, 0)
         elif self.stream:
-            self.reservation.settle(self.prompt_tokens, self.num_events)  # it ended before it said more
+            # It ended before it said all: where each chunk has a usage, that is of one of several answers.
+            found = self.usage or Usage(0, 0)
+            prompt = max(found.prompt, self.prompt_tokens)
+            self.reservation.settle(prompt, max(found.completion, self.num_events))
         else:
             self.reservation.settle_whole()  # the client did not wait for what was computed
 

@@ -45,7 +45,8 @@ class Reservation:
 
     def release(self) -> None:
         """It is over, and nothing was done for it."""
-        self._limiter.rates.refund(self.client.uid)
+        if not self._is_settled:
+            self._limiter.rates.refund(self.client.uid)
         self._end(Spending())
 
     def _end(self, spent: Spending) -> None:
@@ -53,10 +54,10 @@ class Reservation:
             return
         self._is_settled = True
         limiter, uid = self._limiter, self.client.uid
-        limiter.running[uid] -= 1
-        limiter.running += Counter()  # drops what is zero
         limiter.rates.spend(uid, spent.tokens - self.most.tokens)
         limiter.ledger.settle(self.client, self.most, spent)
+        limiter.running[uid] -= 1
+        limiter.forget_idle(uid)
 
 
 class ClientLimiter:
@@ -66,7 +67,7 @@ class ClientLimiter:
         self, num_gateways: Callable[[], int], ledger: UsageLedger, clock: Callable[[], float]
     ) -> None:
         self._num_gateways = num_gateways
-        self._clients: dict[str, LLMClient] = {}  # as they were at their last request, by UID
+        self.clients: dict[str, LLMClient] = {}  # of running requests, as of the last one, by UID
         self.running: Counter[str] = Counter()
         self.ledger = ledger
         self.rates = Rates(self._limits_of, clock)
@@ -75,15 +76,26 @@ class ClientLimiter:
         self, client: LLMClient, prompt_tokens: int, completion_tokens: int, prices: Prices
     ) -> Reservation:
         """Reserve a request with so many tokens. Raises a 429, which says how long to wait if that helps."""
-        self._clients[client.uid] = client
+        self.clients[client.uid] = client
+        try:
+            return self._reserve(client, spending(prompt_tokens, completion_tokens, prices), prices)
+        finally:
+            self.forget_idle(client.uid)
+
+    def forget_idle(self, uid: str) -> None:
+        """Keep nothing of a client without requests but its rates."""
+        if not self.running[uid]:
+            del self.running[uid]
+            del self.clients[uid]
+
+    def _reserve(self, client: LLMClient, most: Spending, prices: Prices) -> Reservation:
         at_once = client.limits.concurrent_requests
         if at_once is not None and self.running[client.uid] >= math.ceil(at_once * self._share()):
             message = f"This client may have {at_once} requests at once, and has: wait for one to end."
             raise limited(message, _RETRY_AFTER_SECONDS)
-        most = spending(prompt_tokens, completion_tokens, prices)
         self.rates.check(client.uid, most.tokens)
         self.ledger.reserve(client, most)
-        self.rates.charge(client.uid, most.tokens)
+        self.rates.take(client.uid, most.tokens)
         self.running[client.uid] += 1
         return Reservation(client, most, self, prices)
 
@@ -91,5 +103,5 @@ class ClientLimiter:
         return 1 / max(self._num_gateways(), 1)
 
     def _limits_of(self, uid: str) -> RateLimits:
-        limits = self._clients[uid].limits
+        limits = self.clients[uid].limits
         return RateLimits(limits.requests_per_minute, limits.tokens_per_minute, self._share())

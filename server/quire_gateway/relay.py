@@ -21,7 +21,7 @@ from quire_gateway.dispatch import Destination, Step
 from quire_gateway.events import WholeEvents
 from quire_gateway.metrics import Metrics
 from quire_gateway.openai import canned
-from quire_gateway.openai.calls import with_half_the_tokens, with_model
+from quire_gateway.openai.calls import with_fields, with_half_the_tokens, with_model
 from quire_gateway.outlier_detection import Verdict
 from quire_gateway.replicas import Model
 from quire_gateway.response_cache import Recording
@@ -55,6 +55,8 @@ REFUSALS = frozenset(
 )
 _RETRIED = frozenset((502, 503, 504))
 _RATE_LIMIT_HEADERS = "x-ratelimit-"
+_EVENTS = "text/event-stream"
+_MAX_USAGE_BYTES = 512
 _MAX_WHOLE_BYTES = 1 << 20  # a longer answer is passed on while it comes
 _RETRY_AFTER_SECONDS = 1
 
@@ -162,7 +164,8 @@ class Relay:
                 if exchange.started and resumption is not None:
                     if not resumption.is_possible:
                         break
-                    request = replace(original, body=resumption.body(original.body))
+                    if (resume := resumption.resume) is not None:
+                        request = replace(original, body=with_fields(original.body, resume=resume))
         if exchange.started and failure is not None:
             account.broken = str(failure)
             await exchange.error(_error_of(failure))
@@ -190,7 +193,8 @@ class Relay:
         can go on with it.
         """
         response = await attempt.ask(request)
-        if exchange.started and response.status != 200 and response.status not in _RETRIED:
+        goes_on = response.status == 200 and response.content_type == _EVENTS
+        if exchange.started and not goes_on and response.status not in _RETRIED:
             raise AttemptError("resume_refused", f"it does not go on: HTTP {response.status}")
         if response.status in _RETRIED:
             body = await attempt.read_whole()
@@ -200,7 +204,8 @@ class Relay:
             else:
                 reason = f"http_{response.status}"
             raise _Refusal(reason, response, body)
-        if response.content_length is not None and response.content_length <= _MAX_WHOLE_BYTES:
+        length = _MAX_WHOLE_BYTES + 1 if response.content_length is None else response.content_length
+        if length <= _MAX_WHOLE_BYTES and not exchange.started:
             body = await attempt.read_whole()
             account.answer_begins(response.status)
             account.read_usage(body)
@@ -269,7 +274,8 @@ async def _stream(
     another replica can go on with it.
     """
     data = await attempt.read()
-    events = WholeEvents() if response.content_type == "text/event-stream" else None
+    events = WholeEvents() if response.content_type == _EVENTS else None
+    tail = b""  # in which a usage may begin that the next bytes end
     recording = account.recording
     if not exchange.started:
         account.answer_begins(response.status)
@@ -282,7 +288,7 @@ async def _stream(
     try:
         while data:
             whole = events.add(data) if events else data
-            account.read_usage(whole)
+            account.read_usage(tail + whole)
             if events:
                 account.num_events += whole.count(b"\n\n")
                 whole, fault = without_comment(whole), ""
@@ -295,6 +301,7 @@ async def _stream(
                 if fault:
                     raise attempt.failed("engine", f"its engine failed: {fault}")
             else:
+                tail = (tail + whole)[-_MAX_USAGE_BYTES:]
                 await exchange.part(whole)
             data = await attempt.read()
     except AttemptError as error:

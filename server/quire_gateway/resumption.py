@@ -24,18 +24,23 @@ class Resumption:
         self._token_ids: list[int] = []
         self._head: tuple[str, int] | None = None  # id and time of its events
         self._num_events = 0
+        self._is_broken = False  # a part of an event was sent, whose rest no other replica sends
         self.is_finished = False  # all of the answer was sent, but maybe not its usage
         self.is_done = False  # all was sent
 
     @property
     def is_possible(self) -> bool:
         """Whether it is known where to go on."""
-        return not self.is_finished and (self._num_events < 2 or bool(self._token_ids))
+        is_known = self._num_events < 2 or bool(self._token_ids)
+        return is_known and not self.is_finished and not self._is_broken
 
     def take(self, events: bytes) -> tuple[bytes, str]:
         """Keep what whole events say; those for the client, and why the replica ends the stream too early,
-        empty where it does not.
+        empty where it does not. An event may be too long to be waited for: then nothing goes on after it.
         """
+        self._is_broken = self._is_broken or (events != b"" and not events.endswith(_EVENT))
+        if self._is_broken:
+            return events, ""
         error, at = "", _find_line(events, _ERROR)
         if at >= 0 and (error := _fault(events[at:])):
             events = events[:at]
@@ -47,13 +52,13 @@ class Resumption:
         self.is_done = self.is_done or _find_line(events, _DONE) >= 0
         return events, error
 
-    def body(self, original: bytes | bytearray) -> bytes | bytearray:
-        """The request that goes on after what was sent; the request itself where nothing was."""
+    @property
+    def resume(self) -> dict[str, Any] | None:
+        """The field of a request that goes on after what was sent; None where nothing was."""
         if self._head is None:
-            return original
+            return None
         identity, created = self._head
-        resume = {"id": identity, "created": created, "token_ids": self._token_ids}
-        return orjson.dumps({**orjson.loads(original), "resume": resume})
+        return {"id": identity, "created": created, "token_ids": self._token_ids}
 
     def _without_tokens(self, events: bytes) -> bytes:
         at = _find_line(events, _TOKENS)

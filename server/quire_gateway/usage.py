@@ -36,7 +36,10 @@ def find(data: bytes) -> Usage | None:
 
 def without_comment(events: bytes) -> bytes:
     """Whole events without the replica's comment."""
-    at = events.find(_COMMENT)
-    if at < 0 or (at > 0 and not events.endswith(_END, 0, at)):
-        return events
-    return events[:at] + events[events.index(_END, at) + len(_END) :]
+    at = 0
+    if not events.startswith(_COMMENT):
+        if (before := events.find(_END + _COMMENT)) < 0:
+            return events
+        at = before + len(_END)
+    end = events.find(_END, at)
+    return events if end < 0 else events[:at] + events[end + len(_END) :]

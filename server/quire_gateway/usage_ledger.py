@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
-from quire_gateway.llm_client import Budget, LLMClient
+from quire_gateway.llm_client import NO_BUDGET, Budget, LLMClient
 from quire_gateway.llm_route import Prices
 from quire_http.errors import ApiError
 
@@ -77,6 +77,16 @@ def saved(body: Body | None, period: str) -> Spending:
 def _usage(body: Body | None) -> Body:
     usage = ((body or {}).get("status") or {}).get("usage")
     return usage if isinstance(usage, dict) else {}
+
+
+def _is_over(period: str, body: Body) -> bool:
+    """Whether the status of an LLMClient says nothing of this period any more: it is of a later one, or the
+    budget has another kind of period now.
+    """
+    kind = (body["spec"].get("budget") or {}).get("period", NO_BUDGET.period)
+    length = len(period_of(Budget(kind), 0)) if kind in _FORMATS else len(period)
+    written = str(_usage(body).get("period", ""))
+    return len(period) != length or (len(written) == length and written > period)
 
 
 def document(period: str, spent: Spending) -> dict[str, Any]:
@@ -149,12 +159,12 @@ class UsageLedger:
         return known if unsaved is None else known + unsaved.spent
 
     def unsaved(self) -> Iterator[tuple[Unsaved, Body]]:
-        """What is to be saved, each with its object as it is stored at its turn. What is of an earlier period
-        than the status, or of a deleted object, is dropped.
+        """What is to be saved, each with its object as it is stored at its turn. What is of a period that is
+        over, or of a deleted object, is dropped.
         """
         for key, one in list(self._unsaved.items()):
             body = self._body(one.client)
-            if body is None or str(_usage(body).get("period", "")) > one.period:
+            if body is None or _is_over(one.period, body):
                 del self._unsaved[key]
             else:
                 yield one, body

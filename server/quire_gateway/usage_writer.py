@@ -7,7 +7,6 @@ brings what that one wrote, and the sum is tried again.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 
 import aiohttp
@@ -54,20 +53,27 @@ class UsageWriter:
             logger.warning("what clients have used in the last seconds is not saved: %r", error)
 
     async def _save_all(self, connection: Connection) -> None:
+        refusal: KubeError | None = None
         for one, body in self._ledger.unsaved():
-            with contextlib.suppress(MissingError):  # it was deleted meanwhile
-                try:
-                    await self._save(connection, one, body)
-                except ConflictError:
-                    await asyncio.sleep(_CONFLICT_SECONDS)
+            try:
+                await self._save(connection, one, body)
+            except MissingError:  # it was deleted meanwhile
+                continue
+            except ConflictError:
+                await asyncio.sleep(_CONFLICT_SECONDS)
+            except KubeError as error:  # of this object; the others are saved all the same
+                refusal = error
+        if refusal is not None:
+            raise refusal
 
     async def _save(self, connection: Connection, one: Unsaved, body: Body) -> None:
         patch = {
             "metadata": {name: body["metadata"][name] for name in ("uid", "resourceVersion")},
             "status": {"usage": document(one.period, saved(body, one.period) + one.spent)},
         }
-        name = f"{LLM_CLIENTS.path(one.client.namespace)}/{one.client.name}"
-        path = f"{name}/status?fieldManager=quire-gateway"
+        place = (one.client.namespace, one.client.name)
+        path = f"{LLM_CLIENTS.path(place[0])}/{place[1]}/status?fieldManager=quire-gateway"
         written = await connection.send("PATCH", path, patch, _MERGE_PATCH)
         self._ledger.saved(one)
-        self._state.clients.put(written)
+        if self._state.clients.get(place) is body:  # else the watch has brought this, or what is newer
+            self._state.clients.put(written)

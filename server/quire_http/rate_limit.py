@@ -16,6 +16,7 @@ from quire_http.errors import ApiError, limited
 
 _MINUTE = 60.0
 _ROUNDING = 1e-9
+_FEW = 64  # clients
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,7 @@ class Rates:
         self._limits_of = limits_of
         self._clock = clock
         self._buckets: dict[str, dict[str, _Bucket]] = {}
+        self._many = _FEW  # at so many they are looked through
 
     def check(self, client: str, prompt_tokens: int = 0) -> None:
         """Raise a 429 with the time to wait where a request with such a prompt cannot be charged."""
@@ -70,6 +72,10 @@ class Rates:
     def charge(self, client: str, prompt_tokens: int) -> None:
         """Charge a request and its prompt. Raises as `check`."""
         self.check(client, prompt_tokens)
+        self.take(client, prompt_tokens)
+
+    def take(self, client: str, prompt_tokens: int) -> None:
+        """Charge a request that `check` has let pass."""
         now = self._clock()
         amounts = {"requests": 1, "tokens": prompt_tokens}
         for kind, bucket in self._of(client, now).items():
@@ -116,7 +122,9 @@ class Rates:
         return refusal
 
     def _forget_full(self, now: float) -> None:
-        """Keep no state of clients whose key is gone."""
+        """Keep no state of clients whose key is gone. Not at each request: it looks at all of them."""
+        if len(self._buckets) < self._many:
+            return
         full = [
             client
             for client, buckets in self._buckets.items()
@@ -124,6 +132,7 @@ class Rates:
         ]
         for client in full:
             del self._buckets[client]
+        self._many = max(_FEW, 2 * len(self._buckets))
 
 
 def _by_kind(limits: RateLimits) -> dict[str, int]:

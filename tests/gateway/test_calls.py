@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from quire_gateway.openai.calls import CHAT, COMPLETIONS, Call, read
+from quire_gateway.openai.calls import CHAT, COMPLETIONS, Call, read, with_half_the_tokens, with_model
 from quire_http.errors import ApiError
 
 
@@ -28,13 +28,29 @@ def call_of(body, path=CHAT):
         (CHAT, {"stream": True, "max_tokens": 7}, Call("m", stream=True, max_tokens=7)),
         (CHAT, {"max_tokens": 7, "max_completion_tokens": 8}, Call("m", max_tokens=8)),
         (COMPLETIONS, {"prompt": "Once"}, Call("m", prompt=("Once",))),
-        (COMPLETIONS, {"prompt": ["a", "b"]}, Call("m", prompt=("a", "b"))),
-        (COMPLETIONS, {"prompt": [1, 2]}, Call("m", prompt=("[1,2]",))),
-        (COMPLETIONS, {"prompt": [[1, 2], [3]]}, Call("m", prompt=("[1,2]", "[3]"))),
+        (COMPLETIONS, {"prompt": ["a", "b"]}, Call("m", num_answers=2, prompt=("a", "b"))),
+        (COMPLETIONS, {"prompt": [1, 2]}, Call("m", prompt=("[1,2]",), num_token_ids=2)),
+        (
+            COMPLETIONS,
+            {"prompt": [[1, 2], [3]]},
+            Call("m", num_answers=2, prompt=("[1,2]", "[3]"), num_token_ids=3),
+        ),
     ],
 )
 def test_a_request_is_read_as_far_as_it_is_routed_by(path, body, call):
     assert call_of({"model": "m", **body}, path) == call
+
+
+def nested(depth):
+    return [nested(depth - 1)] if depth else []
+
+
+@pytest.mark.parametrize("change", [with_half_the_tokens, lambda body: with_model(body, "m", "served")])
+def test_a_body_that_is_nested_too_deep_to_be_changed_is_refused(change):
+    deep = b'{"max_tokens": 8, "\\u006dodel": "m", "a": %b}' % (b"[" * 900 + b"]" * 900)
+    with pytest.raises(ApiError) as refused:
+        change(deep)
+    assert refused.value.status == 400
 
 
 @pytest.mark.parametrize(
@@ -43,6 +59,9 @@ def test_a_request_is_read_as_far_as_it_is_routed_by(path, body, call):
         {"messages": "no list"},
         {"messages": [1, None, {"content": {"text": 1}}]},
         {"prompt": {"a": [None]}, "max_tokens": "many", "stream": "yes"},
+        {"prompt": nested(900)},
+        {"prompt": [1, nested(900)]},
+        {"prompt": ["a", nested(900)], "messages": [{"content": nested(900)}]},
     ],
 )
 def test_what_the_engine_will_refuse_is_routed_all_the_same(body):

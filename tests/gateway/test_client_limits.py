@@ -1,6 +1,8 @@
 """The limits of a client at one of several gateways: reserved before a request, settled when it is over."""
 
+import contextlib
 import hashlib
+import json
 
 import httpx
 import pytest
@@ -8,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire_gateway.client_limits import ClientLimiter
-from quire_gateway.llm_client import Limits, LLMClient
+from quire_gateway.llm_client import Budget, Limits, LLMClient
 from quire_gateway.llm_route import Prices
-from quire_gateway.openai.calls import CHAT, longest_answers, read
+from quire_gateway.openai.calls import CHAT, COMPLETIONS, estimated_tokens, longest_answers, read
 from quire_gateway.usage_ledger import UsageLedger
 from quire_http.errors import ApiError
 from tests.gateway.conftest import Clock, slice_of
@@ -109,11 +111,16 @@ def test_of_several_gateways_no_client_gets_more_than_its_tokens_and_what_each_l
         ({"max_tokens": 10}, 10),
         ({"n": 3, "max_completion_tokens": 10}, 30),
         ({"max_tokens": -5}, 0),
+        ({"prompt": ["a", "b"], "n": 2, "max_tokens": 10}, 40),
+        ({"prompt": [[1, 2], [3]], "max_tokens": 10}, 20),
+        ({"prompt": [1, 2, 3], "max_tokens": 10}, 10),
     ],
 )
 def test_a_request_reserves_the_longest_answers_it_may_have(fields, tokens):
     prompt = b'{"model": "m", "messages": [{"role": "user", "content": "%b"}]' % (b"x" * 396)
-    text = b"".join(b', "%b": %d' % (name.encode(), value) for name, value in fields.items())
+    text = b"".join(
+        b', "%b": %b' % (name.encode(), json.dumps(value).encode()) for name, value in fields.items()
+    )
     assert longest_answers(read(CHAT, prompt + text + b"}")) == tokens
 
 
@@ -122,6 +129,57 @@ def test_a_length_that_no_number_holds_is_a_429_and_not_an_error(clock):
     limiter, alice = limiter_of(clock), client(tokens_per_minute=10)
     reserve(limiter, alice, longest_answers(read(CHAT, body)))
     refused(limiter, alice, 1)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "tokens"), [([7] * 50, 50), ([[7] * 20, [100_000] * 30], 50), ("x" * 40, 10)]
+)
+def test_a_prompt_of_token_ids_is_reserved_exactly(prompt, tokens):
+    assert (
+        estimated_tokens(read(COMPLETIONS, json.dumps({"model": "m", "prompt": prompt}).encode())) == tokens
+    )
+
+
+STEPS = st.tuples(
+    st.sampled_from(["new", "settle", "whole", "release"]), st.integers(0, 9), st.integers(0, 99)
+)
+
+
+@given(st.lists(STEPS, max_size=40), st.lists(st.integers(1, 3), min_size=1, max_size=3))
+def test_however_requests_end_and_limits_and_gateways_change_nothing_stays_reserved(steps, gateways):
+    clock = Clock()
+    limiter = limiter_of(clock, lambda: gateways[int(clock.now) % len(gateways)])
+    running = []
+    for step, index, tokens in steps:
+        clock.now += 1
+        limits = {"concurrent_requests": 3, "tokens_per_minute": 100 + index, "requests_per_minute": 9}
+        if step == "new":
+            with contextlib.suppress(ApiError):
+                running.append(reserve(limiter, client("ab"[index % 2], **limits), tokens))
+        elif running:
+            held = running[index % len(running)]  # or one that has ended already
+            ends = {
+                "settle": lambda held=held, tokens=tokens: held.settle(tokens, 0),
+                "whole": held.settle_whole,
+            }
+            ends.get(step, held.release)()
+    for held in running:
+        held.release()
+    assert limiter.running == limiter.clients == {}
+    clock.now += 1e6
+    for name in "ab":
+        budget = LLMClient("models", name, f"uid-{name}", "", (), budget=Budget(tokens=10**6))
+        left = 10**6 - limiter.ledger.spent(budget).tokens
+        limiter.reserve(budget, left, 0, Prices()).release()
+
+
+def test_of_clients_that_are_refused_nothing_is_kept_but_their_rates(clock):
+    limiter = limiter_of(clock)
+    for number in range(10):
+        who = client(f"one-{number}", tokens_per_minute=10)
+        reserve(limiter, who, 10).settle_whole()
+        refused(limiter, who, 10)
+    assert limiter.running == limiter.clients == {}
 
 
 @pytest.fixture

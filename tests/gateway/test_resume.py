@@ -10,6 +10,7 @@ from quire_gateway.openai.calls import CHAT as PATH
 from quire_gateway.openai.calls import read
 from quire_gateway.resumption import Resumption
 from tests.gateway.conftest import slice_of
+from tests.gateway.fault_proxy import FaultProxy
 from tests.gateway.kube_stub import llm_object
 from tests.gateway.test_relay import CHAT, text_of
 
@@ -130,6 +131,17 @@ def test_where_the_other_replica_does_not_go_on_the_stream_ends_with_an_error_ev
     )
 
 
+def test_what_is_no_stream_does_not_go_on_with_one(pair, proxy, engines):
+    gateway, body, _ = pair()
+    proxy.cut_after = 3
+    with FaultProxy(engines[1].port) as other:
+        other.answer = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}"
+        gateway.kube.put(slice_of("two", engines[1], other.port))
+        gateway.wait("the other one is asked", lambda: gateway.post(PATH, body).text == "{}")
+        answers = ask_until(gateway, body, lambda answer: last_error(answer) == "replica_lost")
+    assert answers[-1].text.endswith("data: [DONE]\n\n")
+
+
 @pytest.mark.parametrize(
     ("fields", "expected"),
     [
@@ -140,6 +152,8 @@ def test_where_the_other_replica_does_not_go_on_the_stream_ends_with_an_error_ev
         ({"temperature": False}, False),
         ({"temperature": 0, "n": 2}, False),
         ({"temperature": 0, "logprobs": True}, False),
+        ({"temperature": 0, "logprobs": 0}, False),
+        ({"temperature": 0, "logprobs": False}, True),
         ({"seed": 3, "prompt": ["a", "b"]}, False),
         ({"seed": 3, "prompt": [1, 2]}, True),
     ],
@@ -158,11 +172,7 @@ def test_only_comments_are_taken_out_whatever_a_text_says():
     stream = Resumption()
     assert stream.take(b": tokens 1,2\n" + first + b": tokens 3\n" + first) == (first + first, "")
     assert not stream.is_finished and not stream.is_done
-    assert json.loads(stream.body(b'{"model":"m"}'))["resume"] == {
-        "id": "a",
-        "created": 1,
-        "token_ids": [1, 2, 3],
-    }
+    assert stream.resume == {"id": "a", "created": 1, "token_ids": [1, 2, 3]}
 
 
 def test_a_replica_that_names_no_tokens_cannot_be_gone_on_from():
@@ -171,6 +181,19 @@ def test_a_replica_that_names_no_tokens_cannot_be_gone_on_from():
     assert stream.is_possible
     stream.take(event({"id": "a", "created": 1}))
     assert not stream.is_possible
+
+
+def test_nothing_goes_on_after_a_part_of_an_event():
+    stream = Resumption()
+    whole = event({"id": "a", "created": 1}, tokens=": tokens 1\n")
+    for part in (b"", whole, whole[:30], b": tokens of a text"):
+        assert stream.is_possible
+        passed, _ = stream.take(part)
+        assert passed == (part if part != whole else whole.removeprefix(b": tokens 1\n"))
+        if part not in (b"", whole):
+            break
+    assert not stream.is_possible
+    assert stream.take(b": tokens of a text") == (b": tokens of a text", "")
 
 
 def test_an_error_that_is_of_the_request_is_the_clients():

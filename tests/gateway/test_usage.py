@@ -31,8 +31,12 @@ def test_a_text_that_looks_like_a_usage_is_none():
         assert without_comment(event) == event
 
 
-@pytest.mark.parametrize("before", [b"", b'data: {"text": "a"}\n\n'])
+@pytest.mark.parametrize("before", [b"", b'data: {"text": "a"}\n\n', b'data: {"text": "disk: usage 9"}\n\n'])
 @pytest.mark.parametrize("after", [b"", b"data: [DONE]\n\n"])
 def test_the_comment_is_for_the_gateway_alone(before, after):
     assert find(before + COMMENT + after) == Usage(12, 3, 8)
     assert without_comment(before + COMMENT + after) == before + after
+
+
+def test_a_part_of_an_event_that_begins_like_the_comment_is_passed_on():
+    assert without_comment(b": usage of a text") == b": usage of a text"

@@ -20,8 +20,12 @@ class Store:
 
     def __init__(self, budget):
         self.body = llm_object("LLMClient", "alice", {"keyHashes": []})
-        self.client = LLMClient("models", "alice", "uid-alice", "", (), budget=budget)
+        self.set_budget(budget)
         self.now = float(NOON)
+
+    def set_budget(self, budget):
+        self.body = {**self.body, "spec": {"keyHashes": [], "budget": {"period": budget.period}}}
+        self.client = LLMClient("models", "alice", "uid-alice", "", (), budget=budget)
 
     def ledger(self):
         return UsageLedger(lambda place: self.body, lambda: self.now)
@@ -112,6 +116,23 @@ def test_a_new_period_begins_with_nothing_used(period, after):
     store.save(ledger)
     assert store.usage["period"] == {"Day": "2026-12-01", "Month": "2026-12"}[period]
     assert store.usage["requests"] == 1
+
+
+@pytest.mark.parametrize("periods", [("Day", "Month"), ("Month", "Day")])
+def test_a_budget_whose_kind_of_period_changes_is_kept_from_then_on(periods):
+    store = Store(Budget(periods[0], tokens=100))
+    ledger, most = store.ledger(), Spending(1, 60, 0)
+    use(ledger, store.client, most, most)
+    store.save(ledger)
+    use(ledger, store.client, Spending(1, 1, 0), Spending(1, 1, 0))
+    store.set_budget(Budget(periods[1], tokens=100))
+    for _ in range(2):
+        store.save(ledger)
+    use(ledger, store.client, most, most)
+    store.save(ledger)
+    refused(ledger, store.client, most)
+    refused(store.ledger(), store.client, most)
+    assert store.usage["totalTokens"] == 60
 
 
 @pytest.mark.parametrize(

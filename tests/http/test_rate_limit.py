@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire_http.errors import ApiError
-from quire_http.rate_limit import RateLimits, Rates
+from quire_http.rate_limit import RateLimits, Rates, _Bucket
 
 
 class Clock:
@@ -122,3 +122,24 @@ def test_a_limit_that_changes_keeps_how_much_of_it_is_used():
     refused(rates)
     limits["ann"] = RateLimits()
     rates.charge("ann", 10**6)
+
+
+def test_a_request_does_not_look_at_all_clients_and_those_without_requests_are_forgotten(monkeypatch):
+    num_levels = 0
+    level = _Bucket.level
+
+    def counted(bucket, now):
+        nonlocal num_levels
+        num_levels += 1
+        return level(bucket, now)
+
+    monkeypatch.setattr(_Bucket, "level", counted)
+    clock = Clock()
+    rates = rates_of(RateLimits(requests=2), clock)
+    for number in range(1000):
+        rates.charge(f"client-{number}", 0)
+    assert num_levels < 10 * 1000
+    clock.now += 60
+    for number in range(1000):
+        rates.charge(f"another-{number}", 0)
+    assert len(rates._buckets) == 1000

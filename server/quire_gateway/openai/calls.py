@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeGuard
 
 import orjson
 
@@ -34,6 +34,7 @@ class Call:
     num_answers: int = 1
     is_exact: bool = False  # every replica has the same answer, token by token, and can go on with it
     prompt: tuple[str, ...] = ()  # its parts in their order; a message is its role and its text
+    num_token_ids: int = 0  # of prompts that are given as these
     user: str = ""
     cache_salt: str = ""
     #: How many of these parts there are up to the first message of the user; None: all are.
@@ -62,14 +63,18 @@ def read(path: str, body: bytes | bytearray) -> Call:
     common = (model, document.get("stream") is True, *limits, _is_exact(document))
     user, salt = _text(document.get("user")), _text(document.get("cache_salt"))
     if path != CHAT:
-        return Call(*common, tuple(_texts(document.get("prompt"))), user, salt)
+        prompts = document.get("prompt")
+        return Call(*common, tuple(_texts(prompts)), _num_token_ids(prompts), user, salt)
     prompt, num_opening = _chat(document)
-    return Call(*common, prompt, user, salt, num_opening)
+    return Call(*common, prompt, 0, user, salt, num_opening)
 
 
 def estimated_tokens(call: Call) -> int:
-    """Tokens of a prompt, by its bytes."""
-    return sum(len(part.encode("utf-8", "surrogatepass")) for part in call.prompt) // _BYTES_PER_TOKEN
+    """Tokens of the prompts, of texts by their bytes."""
+    return (
+        call.num_token_ids
+        or sum(len(part.encode("utf-8", "surrogatepass")) for part in call.prompt) // _BYTES_PER_TOKEN
+    )
 
 
 def longest_answers(call: Call) -> int:
@@ -82,7 +87,15 @@ def with_model(body: bytes | bytearray, asked: str, served: str) -> bytes | byte
     """The body with another name of the model; nothing else of it changes, if the name stands there once."""
     field = rb'("model"\s*:\s*)' + re.escape(orjson.dumps(asked))
     changed, times = re.subn(field, lambda match: match[1] + orjson.dumps(served), body, count=2)
-    return changed if times == 1 else orjson.dumps({**orjson.loads(body), "model": served})
+    return changed if times == 1 else with_fields(body, model=served)
+
+
+def with_fields(body: bytes | bytearray, **fields: object) -> bytes:
+    """The body with these fields. Raises ApiError where it is nested too deep to be written."""
+    try:
+        return orjson.dumps({**orjson.loads(body), **fields})
+    except TypeError as error:  # what was read can be written, but for this
+        raise ApiError(400, f"The body cannot be changed: {error}") from None
 
 
 def with_half_the_tokens(body: bytes | bytearray) -> bytes | None:
@@ -90,7 +103,7 @@ def with_half_the_tokens(body: bytes | bytearray) -> bytes | None:
     document = orjson.loads(body)
     for name in _LIMITS:
         if type(value := document.get(name)) is int and value > 1:
-            return orjson.dumps({**document, name: value // 2})
+            return with_fields(body, **{name: value // 2})
     return None
 
 
@@ -106,16 +119,28 @@ def _max_tokens(document: dict[str, Any]) -> int | None:
 
 
 def _num_answers(document: dict[str, Any]) -> int:
-    value = document.get("n")
-    return value if type(value) is int and value > 0 else 1
+    """Those of each prompt together."""
+    value, prompt = document.get("n"), document.get("prompt")
+    each = value if type(value) is int and value > 0 else 1
+    return each * len(prompt) if _is_list_of_prompts(prompt) else each
+
+
+def _is_list_of_prompts(prompt: object) -> TypeGuard[list[Any]]:
+    return isinstance(prompt, list) and bool(prompt) and not isinstance(prompt[0], int)
+
+
+def _num_token_ids(prompt: object) -> int:
+    if _is_list_of_prompts(prompt):
+        return sum(len(one) for one in prompt if isinstance(one, list))
+    return len(prompt) if isinstance(prompt, list) else 0
 
 
 def _is_exact(document: dict[str, Any]) -> bool:
-    temperature, prompt = document.get("temperature"), document.get("prompt")
+    temperature, logprobs = document.get("temperature"), document.get("logprobs")
     is_greedy = type(temperature) in (int, float) and temperature == 0
-    is_alone = not (isinstance(prompt, list) and len(prompt) > 1 and not isinstance(prompt[0], int))
-    has_own = document.get("logprobs") or document.get("resume") or _num_answers(document) > 1
-    return (is_greedy or type(document.get("seed")) is int) and is_alone and not has_own
+    has_logprobs = type(logprobs) is int or bool(logprobs)  # of a completion 0 asks for those of its tokens
+    has_own = has_logprobs or document.get("resume") or _num_answers(document) > 1
+    return (is_greedy or type(document.get("seed")) is int) and not has_own
 
 
 def _chat(document: dict[str, Any]) -> tuple[tuple[str, ...], int | None]:
@@ -134,10 +159,9 @@ def _chat(document: dict[str, Any]) -> tuple[tuple[str, ...], int | None]:
 
 def _texts(content: object) -> Iterator[str]:
     """The texts of a content: a text, parts with texts, or token ids, which stay as they are written."""
-    if isinstance(content, str):
-        yield content
-    elif isinstance(content, list) and content and not isinstance(content[0], int):
-        for part in content:
-            yield from _texts(part.get("text") if isinstance(part, dict) else part)
-    elif isinstance(content, list):
-        yield orjson.dumps(content).decode()
+    for part in content if _is_list_of_prompts(content) else (content,):
+        text = part.get("text") if isinstance(part, dict) else part
+        if isinstance(text, str):
+            yield text
+        elif isinstance(text, list) and text and set(map(type, text)) <= {int}:
+            yield orjson.dumps(text).decode()

@@ -191,6 +191,7 @@ async def _generate(
             len(lengths) if generation.resume is None else 0,  # of which the client has no chunk yet
             include_usage=generation.include_usage,
             counting=lengths if generation.continuous_usage else (),
+            num_resumed=0 if generation.resume is None else len(generation.resume.token_ids),
             ends_with_usage=request.ends_with_usage,
             names_tokens=request.names_tokens,
         )

@@ -306,7 +306,8 @@ class StreamedResponse:
     """Server-sent events, one for each delta that has text.
 
     ``counting``: the prompt tokens of each answer, where every chunk has the usage of its answer so
-    far (vLLM's continuous_usage_stats); else nothing. For a gateway, which takes the comments out:
+    far (vLLM's continuous_usage_stats); else nothing. ``num_resumed``: tokens that the one answer has
+    already. For a gateway, which takes the comments out:
     ``ends_with_usage``: one says the usage at the end; ``names_tokens``: one in each event says which tokens
     came since the event before.
     """
@@ -320,6 +321,7 @@ class StreamedResponse:
         *,
         include_usage: bool,
         counting: Sequence[int] = (),
+        num_resumed: int = 0,
         ends_with_usage: bool = False,
         names_tokens: bool = False,
     ) -> None:
@@ -335,7 +337,8 @@ class StreamedResponse:
         self._frames: dict[int, list[bytes]] = {}
         self._include_usage = include_usage
         self._counting = counting
-        self._counts: Counter[int] = Counter()  # completion tokens of each answer, where chunks have them
+        # Completion tokens of each answer, where chunks have them.
+        self._counts: Counter[int] = Counter({0: num_resumed})
 
     async def add(self, delta: OutputDelta) -> None:
         """Send the delta; log-probabilities wait for the text of their tokens."""

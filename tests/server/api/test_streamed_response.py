@@ -22,7 +22,7 @@ class ByteTokenizer:
         return bytes([token_id])
 
 
-async def streamed_chunks(formatter, deltas, num_answers=1, *, include_usage=False, counting=()):
+async def streamed_chunks(formatter, deltas, num_answers=1, *, include_usage=False, counting=(), **more):
     """The JSON of each event except the last, which is [DONE]."""
     sent = []
 
@@ -31,7 +31,13 @@ async def streamed_chunks(formatter, deltas, num_answers=1, *, include_usage=Fal
 
     exchange = HttpExchange({"headers": []}, None, send)
     delivery = StreamedResponse(
-        exchange, TokenCounts(), formatter, num_answers, include_usage=include_usage, counting=counting
+        exchange,
+        TokenCounts(),
+        formatter,
+        num_answers,
+        include_usage=include_usage,
+        counting=counting,
+        **more,
     )
     for delta in deltas:
         await delivery.add(delta)
@@ -74,6 +80,14 @@ async def test_logprobs_are_sent_with_the_text_of_their_tokens():
         found = [chunk["choices"][0]["logprobs"] for chunk in chunks]
         lengths = [len(each.get("content", each.get("tokens"))) for each in found if each]
         assert lengths == [0, 2, 0]
+
+
+async def test_continuous_usage_of_an_answer_that_goes_on_counts_what_it_has_already():
+    for formatter in make_formatters(with_logprobs=False):
+        chunks = await streamed_chunks(
+            formatter, [delta("a")], 0, include_usage=True, counting=[3], num_resumed=7
+        )
+        assert chunks[0]["usage"] == {"prompt_tokens": 3, "completion_tokens": 8, "total_tokens": 11}
 
 
 @pytest.mark.parametrize("with_logprobs", [False, True])

@@ -111,6 +111,16 @@ def test_a_stop_string_that_began_before_the_cut_ends_the_answer_after_it(server
             assert_it_goes_on(server, whole, number, temperature=0, ignore_eos=True, stop=[stop])
 
 
+def test_the_usage_of_each_chunk_goes_on_as_well(server):
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    fields = {"temperature": 0, "ignore_eos": True, "stream_options": options}
+    whole = Stream(server, **fields)
+    rest = Stream(server, **fields, resume=whole.resume(9))
+    assert [event["usage"]["completion_tokens"] for event in rest.events] == [
+        event["usage"]["completion_tokens"] for event in whole.events[9:]
+    ]
+
+
 def test_an_answer_that_was_complete_only_says_so(server):
     for fields in (
         {"temperature": 0, "ignore_eos": True, "max_tokens": 9},
