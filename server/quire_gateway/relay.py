@@ -21,7 +21,7 @@ from quire_gateway.dispatch import Destination, Step
 from quire_gateway.events import WholeEvents
 from quire_gateway.metrics import Metrics
 from quire_gateway.openai import canned
-from quire_gateway.openai.calls import with_fields, with_half_the_tokens, with_model
+from quire_gateway.openai.calls import wants_usage, with_fields, with_half_the_tokens, with_model
 from quire_gateway.outlier_detection import Verdict
 from quire_gateway.replicas import Model
 from quire_gateway.response_cache import Recording
@@ -240,10 +240,12 @@ async def _send_canned(
     exchange: HttpExchange, request: UpstreamRequest, model: str, text: str, account: Account
 ) -> None:
     """Answer with a text of the route's."""
-    make, content_type = canned.answer, b"application/json"
+    facts = request.path, model, text, exchange.request_id, int(time.time())
     if request.stream:
-        make, content_type = canned.stream, b"text/event-stream; charset=utf-8"
-    body = make(request.path, model, text, exchange.request_id, int(time.time()))
+        content_type = b"text/event-stream; charset=utf-8"
+        body = canned.stream(*facts, include_usage=wants_usage(request.body))
+    else:
+        content_type, body = b"application/json", canned.answer(*facts)
     account.deployment, account.usage = "", Usage(0, 0)
     account.answer_begins(200)
     headers = [(b"content-type", content_type), (b"content-length", b"%d" % len(body))]

@@ -86,11 +86,24 @@ class StatusWriter:
             self._said, self._renewed_at = generations, time.monotonic()
         live = self._leases.live()
         if live and min(live) == self._name:
-            for kind, old, new in list(self._changes()):
-                patch = {"metadata": {"uid": uid_of(old)}, "status": new}
-                with contextlib.suppress(MissingError):  # it was deleted meanwhile
-                    path = f"{self._path(kind, *place_of(old))}/status"
-                    await connection.send("PATCH", f"{path}?fieldManager=quire-gateway", patch, _MERGE_PATCH)
+            await self._write(connection, list(self._changes()))
+
+    async def _write(
+        self, connection: Connection, changes: list[tuple[Kind, Body, dict[str, object]]]
+    ) -> None:
+        """Write each; one that is refused keeps none of the others waiting."""
+        refusal: KubeError | None = None
+        for kind, old, new in changes:
+            patch = {"metadata": {"uid": uid_of(old)}, "status": new}
+            path = f"{self._path(kind, *place_of(old))}/status"
+            try:
+                await connection.send("PATCH", f"{path}?fieldManager=quire-gateway", patch, _MERGE_PATCH)
+            except MissingError:  # it was deleted meanwhile
+                continue
+            except KubeError as error:
+                refusal = error
+        if refusal is not None:
+            raise refusal
 
     def _changes(self) -> Iterator[tuple[Kind, Body, dict[str, object]]]:
         """The objects whose status is not what it should be, with that status."""

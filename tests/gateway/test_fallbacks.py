@@ -81,6 +81,15 @@ def test_a_canned_answer_reads_as_any_other(routed, proxy, path, stream):
         assert last.choices[0].finish_reason == "stop"
 
 
+def test_a_canned_stream_ends_with_its_usage_where_that_is_asked_for(routed, proxy):
+    gateway = routed({"canned": SORRY})
+    proxy.refuse = True
+    with gateway.client() as client:
+        options = {"stream": True, "stream_options": {"include_usage": True}}
+        *_, last = client.chat.completions.create(**BODY, **options)
+    assert (last.choices, last.usage.total_tokens) == ([], 0)
+
+
 def test_an_answer_of_the_target_says_nothing_of_a_fallback(routed):
     answer = routed({"canned": SORRY}).post("/v1/chat/completions", BODY)
     assert (answer.status_code, answer.headers.get("x-quire-degraded")) == (200, None)

@@ -133,11 +133,11 @@ def test_where_the_other_replica_does_not_go_on_the_stream_ends_with_an_error_ev
 
 def test_what_is_no_stream_does_not_go_on_with_one(pair, proxy, engines):
     gateway, body, _ = pair()
-    proxy.cut_after = 3
     with FaultProxy(engines[1].port) as other:
         other.answer = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}"
         gateway.kube.put(slice_of("two", engines[1], other.port))
         gateway.wait("the other one is asked", lambda: gateway.post(PATH, body).text == "{}")
+        proxy.cut_after = 3
         answers = ask_until(gateway, body, lambda answer: last_error(answer) == "replica_lost")
     assert answers[-1].text.endswith("data: [DONE]\n\n")
 

@@ -98,6 +98,12 @@ def with_fields(body: bytes | bytearray, **fields: object) -> bytes:
         raise ApiError(400, f"The body cannot be changed: {error}") from None
 
 
+def wants_usage(body: bytes | bytearray) -> bool:
+    """Whether the stream of this request ends with a usage."""
+    options = orjson.loads(body).get("stream_options")
+    return isinstance(options, dict) and options.get("include_usage") is True
+
+
 def with_half_the_tokens(body: bytes | bytearray) -> bytes | None:
     """The body with half of its limit of tokens; None where it has none that can be halved."""
     document = orjson.loads(body)

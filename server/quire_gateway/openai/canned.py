@@ -19,7 +19,9 @@ def answer(path: str, model: str, text: str, request_id: str, created: int) -> b
     return orjson.dumps({**envelope, "choices": _choices(message, "stop"), "usage": _NOTHING})
 
 
-def stream(path: str, model: str, text: str, request_id: str, created: int) -> bytes:
+def stream(
+    path: str, model: str, text: str, request_id: str, created: int, *, include_usage: bool = False
+) -> bytes:
     """All events of a stream."""
     is_chat = path == CHAT
     kind = "chat.completion.chunk" if is_chat else "text_completion"
@@ -27,8 +29,12 @@ def stream(path: str, model: str, text: str, request_id: str, created: int) -> b
     first: dict[str, Any] = {"delta": {"role": "assistant", "content": text}} if is_chat else {"text": text}
     last: dict[str, Any] = {"delta": {}} if is_chat else {"text": ""}
     chunks = [_choices(first, None), _choices(last, "stop")]
-    events = (b"data: " + orjson.dumps({**envelope, "choices": choices}) + b"\n\n" for choices in chunks)
-    return b"".join(events) + b"data: [DONE]\n\n"
+    bodies = [{**envelope, "choices": choices} for choices in chunks]
+    if include_usage:
+        bodies = [{**body, "usage": None} for body in bodies] + [
+            {**envelope, "choices": [], "usage": _NOTHING}
+        ]
+    return b"".join(b"data: " + orjson.dumps(body) + b"\n\n" for body in bodies) + b"data: [DONE]\n\n"
 
 
 def _envelope(model: str, request_id: str, created: int, kind: str) -> dict[str, Any]:

@@ -370,6 +370,8 @@ class GenerationRequest(SamplingFields):
             raise bad_field("prompt_logprobs", "is not supported together with stream or n")
         if self.resume is not None and (not self.stream or self.n > 1):
             raise bad_field("resume", "needs stream to be true, and n to be 1")
+        if self.resume is not None and sampling.logprobs is not None:
+            raise bad_field("resume", "is not supported together with logprobs")
         options = self.stream_options or StreamOptions()
         if self.stream_options is not None and not self.stream:
             raise bad_field("stream_options", "needs stream to be true")
