@@ -7,6 +7,7 @@ import httpx
 import pytest
 
 from tests.server.conftest import KEY
+from tests.server.launch import Server
 
 CHAT = "/v1/chat/completions"
 ASK = {
@@ -159,3 +160,21 @@ def test_what_cannot_go_on_is_a_400_that_names_the_field(server, fields, says):
     answer = server.post(CHAT, body, key=KEY)
     assert answer.status_code == 400
     assert says in answer.json()["error"]["message"]
+
+
+def test_tokens_that_the_grammar_does_not_allow_fail_that_request_alone(server):
+    fields = {"seed": 5, "response_format": JSON}
+    free = Stream(server, seed=7, temperature=1.2, ignore_eos=True).resume(9)
+    answer = post(server, {**ASK, **fields, "resume": free})
+    says = answer.text if answer.status_code != 200 else answer.text.split("\n\n")[0]
+    assert "The tokens so far are not what the grammar allows" in says
+    assert_it_goes_on(server, Stream(server, **fields), 3, **fields)
+
+
+@pytest.mark.parametrize("flags", [("--speculative-method", "ngram"), ("--tensor-parallel-size", "2")])
+def test_an_answer_goes_on_between_servers_that_compute_it_differently(server, tiny, tmp_path, flags):
+    with Server(tiny, tmp_path, *flags).wait_ready() as other:
+        for fields in (CASES["greedy to its length"], CASES["seeded"]):
+            whole = Stream(server, **fields)
+            assert_it_goes_on(other, whole, 9, **fields)
+            assert_it_goes_on(server, Stream(other, **fields), 9, **fields)
