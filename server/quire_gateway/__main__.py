@@ -106,13 +106,12 @@ async def _serve(settings: Settings, listener: socket.socket, signer: RequestSig
     ledger = UsageLedger(state.clients.get, time.time)
     limiter = ClientLimiter(leases.num_live, ledger, time.monotonic)
     management = Management(dispatcher, metrics, drain, informers, int(time.time()))
-    access_log = AccessLog(_write_line)
     gateway = Gateway(
         dispatcher,
         Relay(upstream, metrics),
         management,
         metrics,
-        access_log,
+        AccessLog(_write_line),
         drain,
         limiter,
         ResponseCache(time.monotonic),

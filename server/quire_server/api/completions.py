@@ -35,7 +35,6 @@ from quire_server.api.response_formatter import (
 )
 from quire_server.core.request import Request
 from quire_server.engine.client import DeadlineExceededError
-from quire_server.engine.messages import EngineInfo
 from quire_server.model_dir.generation_config import SamplingDefaults
 
 Call = TypeVar("Call", ChatCall, CompletionCall)
@@ -157,7 +156,6 @@ async def _generate(
 ) -> None:
     """Run the answers to the prompts and send them; ``leads``: what the text of each answer begins with."""
     server, reservation = request.server, request.reservation
-    info: EngineInfo = server.engine.info
     grammar = await server.compile(generation.form, request.principal)
     requests = engine_requests(
         request.response_id,
@@ -165,7 +163,7 @@ async def _generate(
         generation,
         prompts,
         tokenizer=server.tokenizer,
-        info=info,
+        info=server.engine.info,
         default_max_tokens=server.defaults.max_tokens,
         grammar=grammar,
         watermark=server.watermarks(generation.watermark),
