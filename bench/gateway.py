@@ -46,7 +46,7 @@ REPORT = f"""# What the gateway's relay costs
 
 Medians of {ROUNDS} rounds in turns, over {CLIENTS} connections (streams: {STREAMS}, a chunk of {len(CHUNK)}
 bytes each {1000 * CHUNK_SECONDS:.0f} ms); prompts of 1 KB. CPU is that of the relay's process alone: parsing,
-the choice of a replica, metrics and the access log are in it; keys, limits and prefixes are not there yet.
+the choice of a replica by prefix, metrics and the access log are in it; no keys and limits are set.
 
 | load | to | requests | a second | first bytes p50, ms | CPU us each | us a chunk | of them a CPU second |
 |---|---|---|---|---|---|---|---|
