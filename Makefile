@@ -109,7 +109,7 @@ chaos: setup ## All that the operator survives, as a table; CHAOS_MINUTES=30 of 
 keda: setup ## The operator and the metrics adapter beside KEDA itself, which takes ten minutes to build
 	$(PYTEST) -q -s -m keda e2e/keda
 
-nodes: setup ## Models on two nodes: a cut link, a worker lost alone, a rollout under streams
+nodes: setup ## Stories that take long: models on two nodes, their faults and rollouts, replicas that follow the queue
 	NODES=2 $(PYTHON) -m e2e.up
 	$(PYTEST) -m deep e2e/stories
 

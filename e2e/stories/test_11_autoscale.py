@@ -132,6 +132,7 @@ def ready_replicas(llm: LLMDeployment) -> int:
     return int(llm.status().get("readyReplicas", 0))
 
 
+@pytest.mark.deep
 def test_replicas_follow_the_queue_without_flapping_and_new_ones_answer_clients_that_keep_connections(
     deploy: Callable[..., LLMDeployment],
 ) -> None:

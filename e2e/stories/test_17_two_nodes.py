@@ -111,6 +111,7 @@ def ranks(node: Cluster, pods: frozenset[str]) -> set[int]:
     return found
 
 
+@pytest.mark.deep
 def test_a_model_on_two_nodes_answers_as_on_one_and_comes_back_after_a_killed_rank_on_either(
     kube: Kubectl, nodes: tuple[Cluster, Cluster], deploy: Callable[..., LLMDeployment]
 ) -> None:
