@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
+from e2e.api import service_account
 from e2e.api.client import Client
+from e2e.waiting import HANG_SECONDS
 from quire_gateway import kube_api
 from quire_gateway.informer import ENDPOINT_SLICES, Informer
 from quire_gateway.kube_api import KubeApi
@@ -23,7 +25,6 @@ pytestmark = pytest.mark.api
 NAMESPACE = "default"
 ACCOUNT = "quire-gateway"
 SLICES = f"/apis/discovery.k8s.io/v1/namespaces/{NAMESPACE}/endpointslices"
-RBAC = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{NAMESPACE}"
 
 
 def endpoint_slice(name: str, *addresses: str, ready: bool = True) -> dict[str, Any]:
@@ -46,22 +47,9 @@ def endpoint_slice(name: str, *addresses: str, ready: bool = True) -> dict[str, 
 
 @pytest.fixture(scope="module")
 def account(api: Client, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with the token and the CA, as the kubelet mounts it."""
-    directory = tmp_path_factory.mktemp("account")
-    path = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts"
-    api.request("POST", path, {"metadata": {"name": ACCOUNT}})
+    """A directory with the token and the CA of a gateway that may watch slices."""
     rule = {"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": ["list", "watch"]}
-    api.request("POST", f"{RBAC}/roles", {"metadata": {"name": ACCOUNT}, "rules": [rule]})
-    binding = {
-        "metadata": {"name": ACCOUNT},
-        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": ACCOUNT},
-        "subjects": [{"kind": "ServiceAccount", "name": ACCOUNT, "namespace": NAMESPACE}],
-    }
-    api.request("POST", f"{RBAC}/rolebindings", binding)
-    token = api.request("POST", f"{path}/{ACCOUNT}/token", {"spec": {"expirationSeconds": 3600}})
-    (directory / "token").write_text(token["status"]["token"])
-    (directory / "ca.crt").write_bytes(api.authority.read_bytes())
-    return directory
+    return service_account.mounted(api, NAMESPACE, ACCOUNT, [rule], tmp_path_factory.mktemp("account"))
 
 
 @contextlib.asynccontextmanager
@@ -79,7 +67,7 @@ async def informed(api: Client, account: Path) -> AsyncIterator[ReplicaTable]:
 
 async def until(table: ReplicaTable, *addresses: str) -> None:
     """Wait until these are the replicas."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(HANG_SECONDS):
         while {one.endpoint.address for one in table.replicas()} != set(addresses):
             await asyncio.sleep(0.02)
 

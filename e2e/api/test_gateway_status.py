@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from e2e.api import gateway_kinds
+from e2e.api import gateway_kinds, service_account
 from e2e.api.client import Client
 from e2e.api.specs import Body, merged
 from quire_gateway import informer
@@ -36,7 +36,6 @@ pytestmark = [pytest.mark.api, pytest.mark.timeout(300)]
 NAMESPACE = "gateways"
 ACCOUNT = "quire-gateway"
 API = f"/apis/serving.quire.dev/v1alpha1/namespaces/{NAMESPACE}"
-RBAC = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{NAMESPACE}"
 LEASES = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases"
 #: All that a gateway may do, as docs/gateway-routes.md lists it.
 RULES = [
@@ -60,22 +59,9 @@ RULES = [
 
 @pytest.fixture(scope="module")
 def account(api: Client, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with the token of a gateway's ServiceAccount, and the CA, as the kubelet mounts it."""
-    directory = tmp_path_factory.mktemp("account")
+    """A directory with the token and the CA of a gateway."""
     api.request("POST", "/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
-    path = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts"
-    api.request("POST", path, {"metadata": {"name": ACCOUNT}})
-    api.request("POST", f"{RBAC}/roles", {"metadata": {"name": ACCOUNT}, "rules": RULES})
-    binding = {
-        "metadata": {"name": ACCOUNT},
-        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": ACCOUNT},
-        "subjects": [{"kind": "ServiceAccount", "name": ACCOUNT, "namespace": NAMESPACE}],
-    }
-    api.request("POST", f"{RBAC}/rolebindings", binding)
-    token = api.request("POST", f"{path}/{ACCOUNT}/token", {"spec": {"expirationSeconds": 3600}})
-    (directory / "token").write_text(token["status"]["token"])
-    (directory / "ca.crt").write_bytes(api.authority.read_bytes())
-    return directory
+    return service_account.mounted(api, NAMESPACE, ACCOUNT, RULES, tmp_path_factory.mktemp("account"))
 
 
 class Gateway:
