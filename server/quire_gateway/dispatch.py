@@ -44,7 +44,7 @@ class Destination:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What is tried next where no replica answers. ``name``: what the client and the metrics are told."""
+    """What is tried next where no replica answers. ``name``: in `x-quire-degraded` and the metrics."""
 
     name: str
     destination: Destination | None = None  # None: the same one

@@ -1,4 +1,4 @@
-"""What clients get where no replica of a route answers: what the route says, and that they are told so."""
+"""Fallbacks of a route: which is tried where no replica answers, and how the answer reports it."""
 
 import json
 

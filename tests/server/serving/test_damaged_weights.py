@@ -41,7 +41,7 @@ def test_an_idle_server_whose_canary_stays_wrong_is_unready_at_once_and_restarts
         server.wait_ready()
         server.wait("not ready", lambda: server.probe("readyz") == 503)
         assert server.reason("readyz") == "CanaryMismatch"
-        assert server.wait_end() == 78, "nobody has to delete the pod"
+        assert server.wait_end() == 78, "the container restarts without anyone deleting the pod"
 
 
 def test_a_server_whose_weights_are_nan_from_the_start_ends_before_it_serves(tmp_path):
