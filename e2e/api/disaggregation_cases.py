@@ -154,7 +154,10 @@ DISAGGREGATION_CASES: dict[str, dict[str, Any]] = {
             _roles(autoscaling={"maxReplicas": 2, "backend": "KEDA"}),
             minimal(autoscaling={"maxReplicas": 2, "idle": {}}),
         ),
-        "refused": (_roles(autoscaling={"maxReplicas": 2, "idle": {}}),),
+        "refused": (
+            _roles(autoscaling={"maxReplicas": 2, "idle": {}}),
+            _roles(autoscaling={"minReplicas": 0, "maxReplicas": 2}),
+        ),
     },
     **{f"spec#{rule}": _room(role) for rule, role in ((20, "prefill"), (21, "decode"))},
     **{f"spec#{rule}": _ranks(role) for rule, role in ((22, "prefill"), (23, "decode"))},

@@ -6,6 +6,7 @@ from typing import Any
 
 from e2e.api.specs import Body, minimal
 
+_HELD = {"activator": {"scalerAddress": "holder.ns:9090"}}
 _GPU = {"gpu": {"resourceName": "nvidia.com/gpu"}}
 
 
@@ -48,22 +49,42 @@ SCALING_CASES: dict[str, dict[str, Any]] = {
     },
     "spec.autoscaling#1": {
         "field": "spec.autoscaling.idle",
-        "accepted": (_scaled(backend="KEDA", idle={}), _scaled(idle={"afterSeconds": 60}), _scaled(idle={})),
-        "refused": tuple(_scaled(backend=kind, idle={}) for kind in ("HPA", "External")),
+        "accepted": tuple(_scaled(backend=kind, idle={}) for kind in ("Auto", "HPA", "KEDA")),
+        "refused": (_scaled(backend="External", idle={}),),
     },
     "spec.autoscaling#2": {
+        "field": "spec.autoscaling.minReplicas",
+        "accepted": tuple(_scaled(0, backend=kind) for kind in ("Auto", "HPA", "KEDA")),
+        "refused": (_scaled(0, backend="External"),),
+    },
+    "spec.autoscaling#3": {
+        "field": "spec.autoscaling.idle.activator",
+        "accepted": (
+            _scaled(idle=_HELD),
+            _scaled(backend="KEDA", idle=_HELD),
+            _scaled(backend="HPA", idle={}),
+        ),
+        "refused": (_scaled(backend="HPA", idle=_HELD),),
+    },
+    "spec.autoscaling#4": {
         "field": "spec.autoscaling.fallback",
         "accepted": (_scaled(backend="KEDA", fallback={"replicas": 2}), _scaled(fallback={"replicas": 2})),
         "refused": tuple(_scaled(backend=kind, fallback={"replicas": 2}) for kind in ("HPA", "External")),
     },
-    "spec.autoscaling#3": {
-        "field": "spec.autoscaling.idle",
+    "spec.autoscaling#5": {
+        "field": "spec.autoscaling.metrics",
         "accepted": (
-            _scaled(idle={}, metrics=[]),
-            _scaled(idle={}, metrics=[{"type": "QueueDepth"}, {"type": "RunningRequests"}]),
-            _scaled(metrics=[{"type": "QueueDepth"}]),
+            _scaled(idle=_HELD, metrics=[]),
+            _scaled(idle=_HELD, metrics=[{"type": "QueueDepth"}, {"type": "RunningRequests"}]),
+            _scaled(backend="KEDA", metrics=[{"type": "QueueDepth"}]),
+            _scaled(0, metrics=[{"type": "QueueDepth"}]),
+            _scaled(idle={}, metrics=[{"type": "QueueDepth"}]),
         ),
-        "refused": (_scaled(idle={}, metrics=[{"type": "QueueDepth"}]),),
+        "refused": (
+            _scaled(idle=_HELD, metrics=[{"type": "QueueDepth"}]),
+            _scaled(0, backend="KEDA", metrics=[{"type": "QueueDepth"}]),
+            _scaled(0, fallback={"replicas": 1}, metrics=[{"type": "QueueDepth"}]),
+        ),
     },
     "spec.autoscaling.metrics[]#0": {
         "field": "spec.autoscaling.metrics[0].targetPerReplica",

@@ -47,7 +47,7 @@ def audited(crd: Body = CRD) -> Iterator[tuple[ApiServer, World]]:
             client.create(profiles.FULL)
             world = World(client, directory / "audit.log")
             world.namespace(OPERATOR_NAMESPACE)
-            rights.install(world, rights.rendered_chart())
+            rights.install(world, rights.rendered_chart("--set", "gateway.enabled=true"))
             yield server, world
 
 

@@ -125,7 +125,7 @@ def test_our_autoscaler_is_created_only_after_keda_has_released_its_own(world: W
 def test_a_deployment_that_keda_scaled_to_zero_stays_at_zero_until_keda_scales_it_up(
     world: World, namespace: str
 ) -> None:
-    world.deploy(namespace, "m", autoscaling={**SCALED, "backend": "Auto", "idle": {"afterSeconds": 60}})
+    world.deploy(namespace, "m", autoscaling={**SCALED, "idle": {"afterSeconds": 60}})
     taken_up(world, namespace)
     idle = world.read("ScaledObject", namespace, "m")["spec"]
     assert (idle["idleReplicaCount"], idle["cooldownPeriod"], idle["minReplicaCount"]) == (0, 60, 2)

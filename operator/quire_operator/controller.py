@@ -14,6 +14,7 @@ import random
 import time
 from functools import partial
 
+from quire_operator import names
 from quire_operator.cluster import (
     Cluster,
     ClusterError,
@@ -95,6 +96,11 @@ class Controller:
         else:
             self._queue.add(owner_key(body))
 
+    def _wake(self, key: Key) -> None:
+        """Requests wait for a model."""
+        if self._cluster.cache.has(names.KIND, *key):
+            self._queue.add(key)
+
     def health(self) -> str:
         """What is wrong with the watches, or "". An unreachable API server is not reported: a restart would
         not help.
@@ -120,6 +126,8 @@ class Controller:
         """Reconcile until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._poller.run())
+            if self._settings.gateway_namespaces:
+                tasks.create_task(self._cluster.watch_demands(self._settings.operator_namespace, self._wake))
             tasks.create_task(self._resync_forever())
             for _ in range(WORKERS):
                 tasks.create_task(self._work())

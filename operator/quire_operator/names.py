@@ -23,6 +23,7 @@ LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"
 LABEL_APP = "app.kubernetes.io/name"
 LABEL_NAME = f"{GROUP}/name"
 LABEL_ROLE = f"{GROUP}/role"
+LABEL_NAMESPACE = f"{GROUP}/namespace"
 # Of a claim or Secret that LLMDeployments may name: who may label it decides.
 LABEL_REFERABLE = f"{GROUP}/referable"
 
@@ -32,6 +33,7 @@ ROLE_LEADER = "leader"  # of the pods that clients talk to; decode pods where pr
 ROLE_PREFILL = "prefill"
 ROLE_FETCHER = "fetcher"
 ROLE_WORKER = "worker"
+ROLE_DEMAND = "demand"  # of the Lease that a gateway renews while requests wait for a model without pods
 
 # LeaderWorkerSet: groups of pods, of which the leader serves.
 GROUP_API_VERSION = "leaderworkerset.x-k8s.io/v1"

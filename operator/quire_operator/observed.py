@@ -64,6 +64,7 @@ class Observed:
     workers: tuple[Body, ...] = ()  # the other pods of groups
     download_pods: tuple[Body, ...] = ()  # pods of the Job that downloads the model
     samples: Mapping[str, Sample] = field(default_factory=dict)  # pod uid -> its last /statusz
+    demanded_at: float = 0.0  # when a gateway last said that requests wait, in Unix time
     job_error: str = ""  # why the download Job gets no pod
     mount_errors: Mapping[str, str] = field(default_factory=dict)  # pod uid -> why a volume does not mount
 
@@ -252,6 +253,12 @@ def is_about_to_scale_down(autoscaler: Body) -> bool:
     reasons = {c.get("reason") for c in status.get("conditions") or ()}
     wants_fewer = int(status.get("desiredReplicas") or current) < current
     return wants_fewer or bool(reasons & {"ScaleDownStabilized", "ScaleDownLimit"})
+
+
+def may_scale_to_zero(body: Body) -> bool:
+    """Whether the LLMDeployment may be without pods for lack of requests."""
+    scaling = (body.get("spec") or {}).get("autoscaling") or {}
+    return scaling.get("minReplicas") == 0 or "idle" in scaling
 
 
 def seconds_since(timestamp: str, now: datetime) -> float:

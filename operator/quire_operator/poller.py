@@ -1,5 +1,6 @@
 """Polls the pods: GET /statusz of those that are not ready every two seconds, and of ready ones once, and
-less often while their autoscaler is about to scale down, where they read from prefill pods, or lead a group.
+less often while their autoscaler is about to scale down, where they stop for lack of requests, read from
+prefill pods, or lead a group.
 
 All requests are concurrent with short deadlines. Responses are untrusted input: bounded in size and time
 here, validated in `reports`. Only pods that belong to an LLMDeployment by the uids of their owners are asked:
@@ -10,13 +11,14 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import aiohttp
 
 from quire_operator import names, reports
-from quire_operator.cluster import Cluster, Key, Object, kinds, owner_key, version_of
+from quire_operator.cluster import Cache, Cluster, Key, Object, kinds, owner_key, version_of
 from quire_operator.observed import (
     WORKLOAD_KINDS,
     controller_uid,
@@ -24,6 +26,7 @@ from quire_operator.observed import (
     group_index,
     is_about_to_scale_down,
     is_owned,
+    may_scale_to_zero,
 )
 from quire_operator.reports import Sample
 from quire_operator.slow_ranks import SlowRank
@@ -32,6 +35,7 @@ PERIOD_SECONDS = 2.0
 ANSWER_SECONDS = 1.5
 CONCURRENCY = 64
 ROUNDS_PER_LOAD = 5  # ready pods are polled in every fifth round
+_SAME_SECONDS = 2.0  # by which one moment differs when two answers tell of it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,16 +54,23 @@ class Poller:
     """`changed` is called with the LLMDeployment of a pod whose answer changed."""
 
     def __init__(
-        self, cluster: Cluster, changed: Callable[[Key], None], *, port: int = names.PORT_HEALTH
+        self,
+        cluster: Cluster,
+        changed: Callable[[Key], None],
+        *,
+        port: int = names.PORT_HEALTH,
+        now: Callable[[], float] = time.time,
     ) -> None:
         self._cluster = cluster
         self._changed = changed
         self._port = port
+        self._now = now
         self._slots = asyncio.Semaphore(CONCURRENCY)
         self._pods: dict[str, _PolledPod] = {}  # by uid
         # By uid: the version that was read, and the LLMDeployment that it is about to scale down.
         self._autoscalers: dict[str, tuple[int, Key | None]] = {}
-        self._counted: set[Key] = set()  # whose requests decide which pod goes first
+        self._models: dict[str, tuple[int, Key | None]] = {}  # likewise, and the one that scales to zero
+        self._counted: set[Key] = set()  # whose requests decide which pod goes first, or that all go
         self._rounds = 0
         self._was_loading: set[str] = set()  # uids: polled once more after they become ready
         self._slow_ranks: dict[str, SlowRank] = {}  # by uid of a leader that is ready
@@ -82,7 +93,9 @@ class Poller:
         is_for_all = self._rounds % ROUNDS_PER_LOAD == 0
         always: set[Key] = set()
         if is_for_all:
-            self._counted = self._scaling_down()
+            cached = self._cluster.cache
+            self._counted = _refresh(self._autoscalers, cached, kinds.HPA.kind, is_about_to_scale_down)
+            self._counted |= _refresh(self._models, cached, names.KIND, may_scale_to_zero)
             always = self._counted | self._disaggregated()
         due = [
             (uid, pod)
@@ -122,17 +135,6 @@ class Poller:
         for body in cache.changed(kind, {uid: pod.version for uid, pod in self._pods.items()}):
             self._pods[str(body["metadata"]["uid"])] = _read(body)
 
-    def _scaling_down(self) -> set[Key]:
-        """The LLMDeployments whose autoscaler is about to scale down."""
-        cache, kind = self._cluster.cache, kinds.HPA.kind
-        for uid in self._autoscalers.keys() - cache.versions(kind).keys():
-            del self._autoscalers[uid]
-        known = {uid: version for uid, (version, _) in self._autoscalers.items()}
-        for body in cache.changed(kind, known):
-            owner = owner_key(body) if is_about_to_scale_down(body) else None
-            self._autoscalers[str(body["metadata"]["uid"])] = (version_of(body), owner)
-        return {owner for _, owner in self._autoscalers.values() if owner is not None}
-
     def _disaggregated(self) -> set[Key]:
         """The LLMDeployments with pods of their own for prefill."""
         return {
@@ -163,6 +165,7 @@ class Poller:
             sample = await fetch(session, pod.address, self._port)
         if sample is not None and pod.ready and pod.leads_group:
             sample = self._of_group(uid, pod, sample)
+        sample = self._with_quiet(uid, sample)
         if sample is not None and sample != self._cluster.samples.get(uid):
             self._cluster.samples[uid] = sample
             self._changed(pod.owner)
@@ -175,6 +178,34 @@ class Poller:
         slow.take(sample.ranks)
         requests = sample.requests if pod.owner in self._counted else None
         return replace(sample, ranks=(), requests=requests, slow_rank=slow.rank)
+
+    def _with_quiet(self, uid: str, sample: Sample | None) -> Sample | None:
+        """The sample with the time of its last request, the same one in each answer while there is no other.
+        A pod that does not answer may have had one since.
+        """
+        before = self._cluster.samples.get(uid)
+        if sample is None:
+            return None if before is None else replace(before, quiet_since=None)
+        seconds, since = sample.seconds_since_request, None
+        if seconds is not None and not sample.requests:
+            since, known = self._now() - seconds, None if before is None else before.quiet_since
+            if known is not None and abs(since - known) < _SAME_SECONDS:
+                since = known
+        return replace(sample, seconds_since_request=None, quiet_since=since)
+
+
+def _refresh(
+    known: dict[str, tuple[int, Key | None]], cache: Cache, kind: str, matches: Callable[[Object], bool]
+) -> set[Key]:
+    """The LLMDeployments of the objects that match. ``known``: by UID the version that was read, and what it
+    said, so that only what has changed since is read.
+    """
+    for uid in known.keys() - cache.versions(kind).keys():
+        del known[uid]
+    for body in cache.changed(kind, {uid: version for uid, (version, _) in known.items()}):
+        owner = owner_key(body) if matches(body) else None
+        known[str(body["metadata"]["uid"])] = (version_of(body), owner)
+    return {owner for _, owner in known.values() if owner is not None}
 
 
 async def fetch(session: aiohttp.ClientSession, address: str, port: int) -> Sample | None:

@@ -143,6 +143,7 @@ class Reconciler:
             available_revision=selected.available_revision,
             accelerator=accelerator,
             has_metrics_adapter=bool(self._settings.load_url),
+            has_gateway=self._settings.has_gateway(model.namespace),
         )
         written = await self._write_status(key, observed, new, result.plan)
         written = replace(written, cost_per_hour=status.cost_per_hour(accelerator, observed))
@@ -169,6 +170,7 @@ class Reconciler:
             rollback_reason=selected.rollback_reason,
             rollout_failure=status.rollout_failure(model, observed, now=now) if may_roll_back else "",
             may_return_to=may_return_to,
+            has_gateway=self._settings.has_gateway(model.namespace),
             corrupt_pods=status.pods_with_corrupt_model(observed, now),
             apply_times=self._apply_times.get(key, {}),
             monotonic_now=self._clock(),

@@ -108,6 +108,8 @@ class Sample:
     load_seconds: int | None = None
     version: str = ""
     requests: int | None = None  # running and queued
+    seconds_since_request: float | None = None  # while it serves
+    quiet_since: float | None = None  # when it had the last request, in Unix time; the poller computes it
     model: ModelShape | None = None  # the model that it loads or serves
     effective: Effective | None = None  # once the model is loaded
     canary: Canary | None = None  # once it has run
@@ -175,6 +177,7 @@ def parse_statusz(raw: bytes) -> Sample | None:
         load_seconds=_whole(document.get("loadSeconds"), MAX_SECONDS),
         version=version if isinstance(version, str) and _VERSION.fullmatch(version) else "",
         requests=None if running is None or queued is None else running + queued,
+        seconds_since_request=_number(document.get("secondsSinceRequest"), MAX_SECONDS),
         model=_model(document.get("config")),
         effective=_effective(document.get("effective")),
         canary=_canary(document.get("canary")),

@@ -35,7 +35,7 @@ class Settings:
     ] = ()  # beside the hub and the clouds' own stores; "*" at the front: any name that ends so
     secret_references: str = ANY  # Labelled: only to Secrets with the label that allows it
     monitoring_namespace_labels: tuple[tuple[str, str], ...] = MONITORING_NAMESPACE
-    gateway_namespaces: tuple[str, ...] = ()  # whose models are asked by a gateway, which signs its requests
+    gateway_namespaces: tuple[str, ...] = ()  # whose models are asked by a gateway
     gateway_keys_config_map: str = ""  # there, with the gateway's public keys; empty where it signs none
     load_url: str = LOAD_URL  # of the metrics adapter, for KEDA; empty where there is none
     log_level: str = "info"
@@ -79,6 +79,12 @@ class Settings:
             lease_retry_seconds=_seconds(environ, "QUIRE_LEASE_RETRY_SECONDS", cls.lease_retry_seconds),
             resync_seconds=_seconds(environ, "QUIRE_RESYNC_SECONDS", cls.resync_seconds),
         )
+
+    def has_gateway(self, namespace: str) -> bool:
+        """Whether a gateway passes on requests to the models of a namespace, and holds those for one that has
+        no pod.
+        """
+        return namespace in self.gateway_namespaces
 
     def gateway_keys(self, namespace: str) -> str:
         """The ConfigMap of the public keys that pods of a namespace trust; empty where there is none."""

@@ -21,9 +21,11 @@ import uvloop
 from prometheus_client import disable_created_metrics
 
 from quire_gateway import informer, log
+from quire_gateway.activator import Activator
 from quire_gateway.app import Gateway
 from quire_gateway.attempt import Upstream
 from quire_gateway.client_limits import ClientLimiter
+from quire_gateway.demand_writer import DemandWriter
 from quire_gateway.dispatch import Dispatcher
 from quire_gateway.gateway_leases import GatewayLeases
 from quire_gateway.informer import Informer, Kind, Store
@@ -105,10 +107,12 @@ async def _serve(settings: Settings, listener: socket.socket, signer: RequestSig
     leases = GatewayLeases(state.changed.set, time.monotonic)
     ledger = UsageLedger(state.clients.get, time.time)
     limiter = ClientLimiter(leases.num_live, ledger, time.monotonic)
+    is_in_cluster = bool(settings.pod_namespace and settings.pod_name)
+    activator = Activator(table, state.deployments, metrics, leases.num_live, can_ask=is_in_cluster)
     management = Management(dispatcher, metrics, drain, informers, int(time.time()))
     gateway = Gateway(
         dispatcher,
-        Relay(upstream, metrics),
+        Relay(upstream, metrics, activator),
         management,
         metrics,
         AccessLog(_write_line),
@@ -129,12 +133,13 @@ async def _serve(settings: Settings, listener: socket.socket, signer: RequestSig
         background += [loop.create_task(one) for one in _peer_sync(settings, api, table, outbox)]
     writer, usage = None, None
     writers: list[asyncio.Task[None]] = []
-    if settings.pod_namespace and settings.pod_name:
+    if is_in_cluster:
         watch = Informer(api, informer.LEASES, leases, settings.pod_namespace)
         writer = StatusWriter(api, (settings.pod_namespace, settings.pod_name), state, leases, table)
         usage = UsageWriter(api, state, ledger)
         writers = [loop.create_task(one.run()) for one in (writer, usage)]
         background.append(loop.create_task(watch.run()))
+        background.append(loop.create_task(DemandWriter(api, settings.pod_namespace, activator).run()))
     await _run_until_drained(drain, server, serving, [*background, *writers])
     for task in writers:
         task.cancel()

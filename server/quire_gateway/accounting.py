@@ -44,6 +44,11 @@ class Account:
         self._first_byte: float | None = None
         metrics.begun()
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether an answer has."""
+        return self._first_byte is not None
+
     def answer_begins(self, status: int) -> None:
         """The first bytes of an answer are here."""
         self.status = status

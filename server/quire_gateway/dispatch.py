@@ -11,7 +11,16 @@ from dataclasses import dataclass, replace
 
 from quire_gateway import arms
 from quire_gateway.llm_client import LLMClient, key_hash
-from quire_gateway.llm_route import DEFAULT_STRATEGY, LLMRoute, Prices, Rule, Strategy, Target
+from quire_gateway.llm_route import (
+    DEFAULT_HOLD,
+    DEFAULT_STRATEGY,
+    Hold,
+    LLMRoute,
+    Prices,
+    Rule,
+    Strategy,
+    Target,
+)
 from quire_gateway.openai.calls import Call, estimated_tokens
 from quire_gateway.replicas import Model, ReplicaTable
 from quire_gateway.retry_budget import RetryBudget
@@ -38,6 +47,7 @@ class Destination:
     prices: Prices = Prices()
     strategy: Strategy = DEFAULT_STRATEGY
     fallbacks: tuple[Step, ...] = ()
+    hold: Hold = DEFAULT_HOLD
     cache_seconds: int = 0
     version: str = ""  # of the LLMDeployment, as far as it is known
 
@@ -150,6 +160,7 @@ class Dispatcher:
             reliability.attempts,
             route.prices,
             route.strategy,
+            hold=route.hold,
         )
 
     def _steps(self, table: RoutingTable, route: LLMRoute, asked: str) -> Iterator[Step]:

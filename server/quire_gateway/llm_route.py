@@ -89,6 +89,17 @@ class Prices:
 
 
 @dataclass(frozen=True, slots=True)
+class Hold:
+    """How long a request waits for a model that is started, and how many do in one gateway."""
+
+    max_seconds: int = 300
+    max_requests: int = 200
+
+
+DEFAULT_HOLD = Hold()
+
+
+@dataclass(frozen=True, slots=True)
 class LLMRoute:
     """One route."""
 
@@ -104,6 +115,7 @@ class LLMRoute:
     kill_switch: KillSwitch = field(default=KillSwitch())
     prices: Prices = field(default=Prices())
     fallbacks: tuple[Fallback, ...] = ()
+    hold: Hold = DEFAULT_HOLD
     cache_seconds: int = 0  # for which an answer is given again
 
     @property
@@ -129,6 +141,7 @@ def parse(body: Mapping[str, Any]) -> LLMRoute:
             reliability=_reliability(spec.get("reliability") or {}),
             kill_switch=_kill_switch(spec.get("killSwitch") or {}),
             prices=_prices(spec.get("prices") or {}),
+            hold=_hold(spec.get("hold") or {}),
             cache_seconds=int((spec.get("cache") or {}).get("ttlSeconds", 0)),
             fallbacks=tuple(map(_fallback, spec.get("fallbacks") or ())),
         )
@@ -173,6 +186,13 @@ def _strategy(body: Mapping[str, Any]) -> Strategy:
     if name not in STRATEGIES:
         raise ValueError(f"routing.strategy is {name!r}")
     return Strategy(name, str(header)) if name == "Session" and header else Strategy(name)
+
+
+def _hold(body: Mapping[str, Any]) -> Hold:
+    return Hold(
+        int(body.get("maxSeconds", DEFAULT_HOLD.max_seconds)),
+        int(body.get("maxRequests", DEFAULT_HOLD.max_requests)),
+    )
 
 
 def _prices(body: Mapping[str, Any]) -> Prices:

@@ -64,6 +64,19 @@ class Metrics:
             ["model", "step"],
             registry=registry,
         )
+        self._held = Gauge(
+            "gateway_held_requests",
+            "Requests that wait for a model without pods.",
+            ["model"],
+            registry=registry,
+        )
+        self._hold_seconds = Histogram(
+            "gateway_hold_duration_seconds",
+            "How long requests have waited for a model without pods, by how that ended.",
+            ["model", "outcome"],
+            buckets=_SECONDS,
+            registry=registry,
+        )
         self._ttft = Histogram(
             "gateway_time_to_first_token_seconds",
             "Arrival to the first bytes of an answer.",
@@ -126,6 +139,14 @@ class Metrics:
     def fell_back(self, model: str, step: str) -> None:
         """No replica of the target answered, and this is tried."""
         self._fallbacks.labels(model, step).inc()
+
+    def held(self, model: str, change: int) -> None:
+        """One request more, or less, waits for a model without pods."""
+        self._held.labels(model).inc(change)
+
+    def hold_ended(self, model: str, outcome: str, seconds: float) -> None:
+        """A request was released, its time was over, or its client is gone."""
+        self._hold_seconds.labels(model, outcome).observe(seconds)
 
     def connection_refused(self) -> None:
         """There was no room for a connection."""

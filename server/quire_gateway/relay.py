@@ -16,6 +16,7 @@ import aiohttp
 import orjson
 
 from quire_gateway.accounting import Account
+from quire_gateway.activator import Activator, Held, HoldError
 from quire_gateway.attempt import Attempt, AttemptError, Upstream, UpstreamRequest
 from quire_gateway.dispatch import Destination, Step
 from quire_gateway.events import WholeEvents
@@ -85,10 +86,12 @@ class Relay:
         self,
         upstream: Upstream,
         metrics: Metrics,
+        activator: Activator,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._upstream = upstream
         self._metrics = metrics
+        self._activator = activator
         self._clock = clock
 
     async def relay(
@@ -103,7 +106,7 @@ class Relay:
         nothing does.
         """
         destination.retries.add_request()
-        unanswered = await self._ask(exchange, destination, request, facts, account)
+        unanswered = await self._ask_awake(exchange, destination, request, facts, account)
         for step in destination.fallbacks:
             if unanswered is None:
                 return
@@ -117,11 +120,37 @@ class Relay:
                 await _send_canned(exchange, request, destination.model, step.canned, account)
                 return
             target = step.destination or destination
-            unanswered = await self._ask(exchange, target, changed, facts, account, unanswered)
+            unanswered = await self._ask_awake(exchange, target, changed, facts, account, unanswered)
             if unanswered is not None:
                 exchange.headers = headers
         if unanswered is not None:
             await self._give_up(exchange, unanswered.failure, account)
+
+    async def _ask_awake(
+        self,
+        exchange: HttpExchange,
+        destination: Destination,
+        request: UpstreamRequest,
+        facts: RequestFacts,
+        account: Account,
+        before: _Unanswered | None = None,
+    ) -> _Unanswered | None:
+        """As `_ask`; where the model's pods have stopped one is started, and the request waits for it."""
+        held = Held(account.client, request.stream, destination.hold)
+        avoided: tuple[str, ...] = ()
+        try:
+            while True:
+                if avoided or self._activator.is_asleep(destination.replicas):
+                    model = await self._activator.wait(exchange, destination.replicas, held, avoided)
+                    destination = replace(destination, replicas=model)
+                unanswered = await self._ask(exchange, destination, request, facts, account, before)
+                if unanswered is None or not self._activator.is_leaving(
+                    destination.replicas, unanswered.failure
+                ):
+                    return unanswered
+                before, avoided = unanswered, unanswered.tried
+        except HoldError as error:
+            return _Unanswered(error, () if before is None else before.tried)
 
     async def _ask(
         self,
@@ -150,7 +179,7 @@ class Relay:
             if failure is not None:
                 if not retries.take_retry():
                     break
-                self._metrics.retried(model.name, failure.reason, is_resumed=exchange.started)
+                self._metrics.retried(model.name, failure.reason, is_resumed=account.has_begun)
             self._metrics.picked(model.name, choice.reason)
             tried.append(choice.replica.endpoint.uid)
             account.replicas.append(choice.replica.endpoint.uid)
@@ -161,12 +190,12 @@ class Relay:
                 return None
             except AttemptError as error:
                 failure = error
-                if exchange.started and resumption is not None:
+                if account.has_begun and resumption is not None:
                     if not resumption.is_possible:
                         break
                     if (resume := resumption.resume) is not None:
                         request = replace(original, body=with_fields(original.body, resume=resume))
-        if exchange.started and failure is not None:
+        if account.has_begun and failure is not None:
             account.broken = str(failure)
             await exchange.error(_error_of(failure))
             return None
@@ -194,7 +223,7 @@ class Relay:
         """
         response = await attempt.ask(request)
         goes_on = response.status == 200 and response.content_type == _EVENTS
-        if exchange.started and not goes_on and response.status not in _RETRIED:
+        if account.has_begun and not goes_on and response.status not in _RETRIED:
             raise AttemptError("resume_refused", f"it does not go on: HTTP {response.status}")
         if response.status in _RETRIED:
             body = await attempt.read_whole()
@@ -205,7 +234,9 @@ class Relay:
                 reason = f"http_{response.status}"
             raise _Refusal(reason, response, body)
         length = _MAX_WHOLE_BYTES + 1 if response.content_length is None else response.content_length
-        if length <= _MAX_WHOLE_BYTES and not exchange.started:
+        if exchange.started and not goes_on:
+            await _send_as_event(exchange, response.status, await attempt.read_whole(), account)
+        elif length <= _MAX_WHOLE_BYTES and not exchange.started:
             body = await attempt.read_whole()
             account.answer_begins(response.status)
             account.read_usage(body)
@@ -215,6 +246,11 @@ class Relay:
 
     async def _give_up(self, exchange: HttpExchange, failure: AttemptError | None, account: Account) -> None:
         """The last answer that there was, or an error of ours."""
+        if isinstance(failure, _Refusal) and exchange.started:
+            await _send_as_event(exchange, failure.response.status, failure.body, account)
+            return
+        if isinstance(failure, HoldError):
+            raise overloaded(failure.reason, str(failure), failure.retry_after)
         if isinstance(failure, _Refusal):
             account.answer_begins(failure.response.status)
             await _send_whole(exchange, failure.response, failure.body, None)
@@ -249,8 +285,20 @@ async def _send_canned(
     account.deployment, account.usage = "", Usage(0, 0)
     account.answer_begins(200)
     headers = [(b"content-type", content_type), (b"content-length", b"%d" % len(body))]
-    await exchange.begin(200, headers, is_events=request.stream)
+    if not exchange.started:
+        await exchange.begin(200, headers, is_events=request.stream)
     await exchange.end(body)
+
+
+async def _send_as_event(exchange: HttpExchange, status: int, body: bytes, account: Account) -> None:
+    """An answer that is an error, in a stream that has begun while its request waited."""
+    account.answer_begins(status)
+    try:
+        error = orjson.loads(body)
+    except ValueError:
+        error = {"error": {"message": f"The replica answered with HTTP {status}.", "code": "replica_error"}}
+    await exchange.event(error)
+    await exchange.end_stream()
 
 
 async def _send_whole(
@@ -279,11 +327,12 @@ async def _stream(
     events = WholeEvents() if response.content_type == _EVENTS else None
     tail = b""  # in which a usage may begin that the next bytes end
     recording = account.recording
-    if not exchange.started:
+    if not account.has_begun:
         account.answer_begins(response.status)
         headers = tuple(_kept(response, exchange))
         if recording is not None:
             recording.begin(response.status, headers)
+    if not exchange.started:
         await exchange.begin(response.status, headers, is_events=events is not None)
     if events is None:
         resumption = None

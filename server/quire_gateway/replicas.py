@@ -31,6 +31,7 @@ class Model:
     """
 
     def __init__(self, namespace: str, name: str, clock: Callable[[], float], new_router: NewRouter) -> None:
+        self.place = namespace, name
         self.name = name
         self.audience = f"{namespace}/{name}"  # of what is signed for its replicas
         self._new_router = new_router

@@ -120,20 +120,29 @@ class KubeStub:
             self._events.append((self._version, kind, plural, body))
             self._changed.notify_all()
 
-    def listed(self, plural):
+    def listed(self, plural, selector=""):
         with self._changed:
             metadata = {"resourceVersion": str(self._version)}
-            return {"kind": "List", "metadata": metadata, "items": list(self.objects[plural].values())}
+            items = [one for one in self.objects[plural].values() if _matches(one, selector)]
+            return {"kind": "List", "metadata": metadata, "items": items}
 
-    def events_since(self, version, plural):
+    def events_since(self, version, plural, selector=""):
         """Waits for the first; none when the stub is closed."""
 
         def since():
-            return [each for each in self._events if each[0] > version and each[2] == plural]
+            later = (each for each in self._events if each[0] > version and each[2] == plural)
+            return [each for each in later if each[1] in ("BOOKMARK", "ERROR") or _matches(each[3], selector)]
 
         with self._changed:
             self._changed.wait_for(lambda: not self.is_open or since())
             return since() if self.is_open else []
+
+
+def _matches(body, selector):
+    """Whether the labels have what a selector asks for, where it asks for a value."""
+    labels = body["metadata"].get("labels") or {}
+    pairs = [part.partition("=") for part in selector.split(",")]
+    return all(labels.get(name) == value for name, equals, value in pairs if equals)
 
 
 def _handler(stub):
@@ -149,11 +158,30 @@ def _handler(stub):
             if plural not in stub.objects:
                 self._json(404, {"kind": "Status", "code": 404})
             elif "watch" not in query:
-                self._json(200, stub.listed(plural))
+                self._json(200, stub.listed(plural, query.get("labelSelector", "")))
             elif int(query["resourceVersion"]) < stub.oldest:
                 self._json(410, {"kind": "Status", "code": 410})
             else:
-                self._watch(int(query["resourceVersion"]), plural)
+                self._watch(int(query["resourceVersion"]), plural, query.get("labelSelector", ""))
+
+        def do_PATCH(self):
+            """Apply a Lease; a status is taken and nothing is made of it."""
+            path = urlsplit(self.path).path
+            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            if path.endswith("/status"):
+                self._json(200, {**body, "metadata": {"name": path.split("/")[-2], "namespace": NAMESPACE}})
+                return
+            body["metadata"].setdefault("namespace", NAMESPACE)
+            stub.put(body)
+            self._json(200, body)
+
+        def do_DELETE(self):
+            *_, plural, name = urlsplit(self.path).path.split("/")
+            if name not in stub.objects.get(plural, {}):
+                self._json(404, {"kind": "Status", "code": 404})
+                return
+            stub.remove(name, plural)
+            self._json(200, {"kind": "Status"})
 
         def _json(self, status, body):
             text = json.dumps(body).encode()
@@ -163,11 +191,11 @@ def _handler(stub):
             self.end_headers()
             self.wfile.write(text)
 
-        def _watch(self, version, plural):
+        def _watch(self, version, plural, selector):
             self.send_response(200)
             self.send_header("transfer-encoding", "chunked")
             self.end_headers()
-            while events := stub.events_since(version, plural):
+            while events := stub.events_since(version, plural, selector):
                 version = events[-1][0]
                 for _, kind, _, body in events:
                     line = json.dumps({"type": kind, "object": body}).encode() + b"\n"

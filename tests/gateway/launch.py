@@ -20,12 +20,14 @@ class Gateway(Server):
         (self.port,) = free_ports(1)
         self.log = directory / "gateway.log"
         self._faults = set()
+        pod_namespace = environ.pop("POD_NAMESPACE", "")
         environ = {f"QUIRE_GATEWAY_{name}": str(value) for name, value in environ.items()}
         environ |= {
             "QUIRE_GATEWAY_NAMESPACES": NAMESPACE,
             "QUIRE_GATEWAY_KUBE_API": kube_api,
             "QUIRE_GATEWAY_HOST": "127.0.0.1",
             "QUIRE_GATEWAY_PORT": str(self.port),
+            "POD_NAMESPACE": pod_namespace,
         }
         argv = ["setpriv", "--pdeathsig", "KILL", sys.executable, "-m", "quire_gateway"]
         with self.log.open("wb") as log:

@@ -4,6 +4,7 @@ from quire_operator.cluster import kinds
 from quire_operator.cluster.cache import Cache, Changes, Key, Listing, Object, owner_key, version_of
 from quire_operator.cluster.cluster import Cluster
 from quire_operator.cluster.connection import Connection
+from quire_operator.cluster.demands import DemandWatch
 from quire_operator.cluster.errors import (
     ClusterError,
     ConflictError,
@@ -25,6 +26,7 @@ __all__ = [
     "ClusterError",
     "ConflictError",
     "Connection",
+    "DemandWatch",
     "FailedError",
     "ForbiddenError",
     "Key",

@@ -15,6 +15,7 @@ from quire_operator import names
 from quire_operator.cluster import kinds
 from quire_operator.cluster.cache import Cache, Changes, Key, Listing, Object, owner_key
 from quire_operator.cluster.connection import APPLY, MERGE_PATCH, Connection
+from quire_operator.cluster.demands import DemandWatch
 from quire_operator.cluster.errors import ConflictError, ForbiddenError, NotFoundError, PredecessorError
 from quire_operator.cluster.kinds import Kind
 from quire_operator.cluster.object_reader import ObjectReader
@@ -54,6 +55,13 @@ class Cluster:
         self._revision_cache = RevisionCache()
         self._unlisted: set[str] = set()  # kinds whose objects the cache may not have in full
         self.samples: dict[str, Sample] = {}  # by pod uid, written by the poller
+        self.demands: dict[Key, float] = {}  # when requests waited last, in Unix time; by the demand watch
+
+    async def watch_demands(self, namespace: str, changed: Callable[[Key], None]) -> None:
+        """Keep `demands` up to date, until cancelled. `changed` is called with each model that is asked
+        for.
+        """
+        await DemandWatch(self._connection, namespace, self.demands, changed).run()
 
     async def relist(self, kind: Kind, namespaces: Sequence[str]) -> Changes:
         """List all objects of `kind` in these namespaces (none given: all) and correct the cache. Raises
@@ -172,6 +180,7 @@ class Cluster:
             workers=found_pods.workers,
             download_pods=download_pods,
             samples={uid: self.samples[uid] for pod in all_pods if (uid := _uid(pod)) in self.samples},
+            demanded_at=self.demands.get(key, 0.0),
             job_error=await self._job_error(children.values(), download_pods, key.namespace),
             mount_errors=await self._mount_errors(all_pods, key.namespace),
         )

@@ -60,7 +60,7 @@ PROFILE = Kind(names.API_VERSION, names.PROFILE_KIND, names.PROFILE_PLURAL, labe
 # Metadata only, and only where the administrator restricts references to Secrets: the operator never asks for
 # data.
 SECRET = Kind("v1", "Secret", "secrets", label="", verbs=("get",))
-LEASE = Kind("coordination.k8s.io/v1", "Lease", "leases", verbs=("get", "create", "update"))
+LEASE = Kind("coordination.k8s.io/v1", "Lease", "leases", verbs=("get", "list", "watch", "create", "update"))
 EVENT = Kind("events.k8s.io/v1", "Event", "events", verbs=("create", "list"))
 POD = Kind("v1", "Pod", "pods", verbs=(*_READ, "patch", "delete"))
 REPLICA_SET = Kind("apps/v1", "ReplicaSet", "replicasets", verbs=_READ)

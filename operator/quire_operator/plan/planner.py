@@ -23,6 +23,7 @@ from quire_operator.plan import (
     model_cache,
     replica_owner,
     revisions,
+    scale_to_zero,
     strategy,
     take_over,
 )
@@ -46,7 +47,8 @@ class PlanInput:
     stored revisions. `rollback_reason`: why another revision than `update_revision` is applied.
     `rollout_failure`: why the rollout that is in progress cannot finish. `may_return_to`: the revision that a
     failure would roll back to, None where none would be. `corrupt_pods`: when each pod, by
-    name, ended because of a corrupt model. `apply_times`: recent applies, for pacing; `monotonic_now` belongs
+    name, ended because of a corrupt model. `has_gateway`: which holds requests while no pod runs.
+    `apply_times`: recent applies, for pacing; `monotonic_now` belongs
     to them.
     """
 
@@ -60,6 +62,7 @@ class PlanInput:
     rollout_failure: str = ""
     may_return_to: RenderedRevision | None = None
     corrupt_pods: Mapping[str, str] = field(default_factory=dict)
+    has_gateway: bool = False
     apply_times: ApplyTimes = field(default_factory=dict)
     monotonic_now: float = 0.0
 
@@ -112,11 +115,13 @@ def make_plan(given: PlanInput) -> PlanResult:
         details=(*recorded.details, *children.details),
     )
     paced, apply_times, wait = pace_repairs(full, given.apply_times, given.monotonic_now)
+    idles_in = scale_to_zero.idles_in(model, observed, given.now, has_gateway=given.has_gateway)
+    due = [seconds for seconds in (wait, idles_in) if seconds is not None]
     return PlanResult(
         plan=paced,
         desired=desired,
         rollback_reason=given.rollback_reason,
-        requeue_after=wait,
+        requeue_after=min(due, default=None),
         apply_times=apply_times,
     )
 
@@ -196,8 +201,11 @@ def _replaced(wanted: Mapping[Ref, Manifest], observed: Observed) -> tuple[tuple
 def _replica_owners(given: PlanInput) -> dict[str, ReplicaOwner]:
     """Who decides the number of pods of each role, by the name of what runs them."""
     observed = given.observed
+    is_idle = scale_to_zero.is_idle(given.model, observed, given.now, has_gateway=given.has_gateway)
     return {
-        role.workload_name: replica_owner.find_replica_owner(role, observed.in_role(role.role))
+        role.workload_name: replica_owner.find_replica_owner(
+            role, observed.in_role(role.role), is_idle=is_idle
+        )
         for role in given.model.roles
     }
 

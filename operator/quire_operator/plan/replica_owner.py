@@ -21,15 +21,20 @@ class ReplicaOwner(Enum):
     """Who decides the number of replicas."""
 
     SPEC = "spec"  # the LLMDeployment's spec
+    IDLE = "idle"  # the operator, which keeps no pod while there are no requests
     HPA = "hpa"  # our own HorizontalPodAutoscaler, which never scales up from 0
     EXTERNAL = "external"  # KEDA, which may scale to 0, or the user's autoscaler (backend: External)
     UNDECLARED = "undeclared"  # an autoscaler that the spec does not mention: overriding it would flap
 
 
-def find_replica_owner(model: LLMDeployment, observed: Observed) -> ReplicaOwner:
-    """The owner now; the spec while the LLMDeployment is suspended."""
+def find_replica_owner(model: LLMDeployment, observed: Observed, *, is_idle: bool = False) -> ReplicaOwner:
+    """The owner now; the spec while the LLMDeployment is suspended. `is_idle`: no pod is to run for lack of
+    requests.
+    """
     if model.replicas == 0:
         return ReplicaOwner.SPEC
+    if is_idle:
+        return ReplicaOwner.IDLE
     if model.autoscaler:
         return ReplicaOwner.HPA if model.autoscaler == "HPA" else ReplicaOwner.EXTERNAL
     return (
@@ -47,6 +52,8 @@ def replicas_to_apply(wanted: int, owner: ReplicaOwner, live: Body | None) -> in
     """
     if live is None or owner is ReplicaOwner.SPEC:
         return wanted
+    if owner is ReplicaOwner.IDLE:
+        return 0
     count = live_replicas(live)
     if count == 0 and owner is not ReplicaOwner.HPA and not managers_of_replicas(live):
         # Scaled to 0 through /scale, which removes every owner of the field (a Scale of 0 omits it). We own

@@ -18,6 +18,7 @@ from quire_operator.spec.schema import (
     Autoscaling,
     Decode,
     Disaggregation,
+    Idle,
     Metric,
     Prefill,
     RoleParallelism,
@@ -95,7 +96,13 @@ class LLMDeployment:
             return ""
         if scaling.backend != "Auto":
             return scaling.backend
-        return "HPA" if scaling.idle is None and scaling.fallback is None else "KEDA"
+        return "KEDA" if validation.needs_keda(scaling) else "HPA"
+
+    @property
+    def scales_to_zero(self) -> bool:
+        """Whether the operator itself stops all pods while there are no requests."""
+        scaling = self.spec.autoscaling
+        return scaling is not None and scaling.idle is not None and self.autoscaler == "HPA"
 
     @property
     def drain_timeout_seconds(self) -> int:
@@ -183,6 +190,10 @@ def parse(body: Mapping[str, Any]) -> LLMDeployment:
         spec = replace(spec, rollout=replace(spec.rollout, strategy="InPlace"))
     if spec.disaggregation is not None:
         spec = _of_decode_pods(spec, spec.disaggregation)
+    if spec.autoscaling is not None and spec.autoscaling.min_replicas == 0:
+        # Fewest pods while there are requests is one; that there may be none is what `idle` says.
+        idle = spec.autoscaling.idle or Idle()
+        spec = replace(spec, autoscaling=replace(spec.autoscaling, min_replicas=1, idle=idle))
     return LLMDeployment(
         name=str(name),
         namespace=str(metadata.get("namespace") or "default"),

@@ -555,7 +555,7 @@ class Fallback:
 @dataclass(frozen=True, kw_only=True)
 class Autoscaling:
     max_replicas: int = field(metadata={"minimum": 1, "maximum": 1000})
-    min_replicas: int = number(1, 1000, 1)
+    min_replicas: int = number(0, 1000, 1)
     backend: str = choice("Auto", "HPA", "KEDA", "External")
     metrics: tuple[Metric, ...] = items(4)
     behavior: Behavior = Behavior()

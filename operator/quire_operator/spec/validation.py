@@ -392,8 +392,13 @@ def _check_disaggregation(spec: Spec, roles: Disaggregation) -> None:
         raise SpecError(
             f"{field}.decode.replicas", "only one can say how many there are: drop it, or spec.replicas"
         )
-    if spec.autoscaling is not None and spec.autoscaling.idle is not None:
-        raise SpecError(field, "prefill pods would run on while it is idle: drop autoscaling.idle, or this")
+    scaling = spec.autoscaling
+    if scaling is not None and (scaling.idle is not None or scaling.min_replicas == 0):
+        raise SpecError(
+            field,
+            "prefill pods would run on while it is idle: drop autoscaling.idle, set minReplicas above 0, or "
+            "drop this",
+        )
     if roles.transport == "NIXL" and spec.networking.network_policy.mode == "None":
         raise SpecError(
             f"{field}.transport", "NIXL has no authentication: set networking.networkPolicy.mode Restricted"
@@ -494,17 +499,31 @@ def _check_metrics(scaling: Autoscaling, *, has_gpu: bool) -> None:
             raise SpecError(f"{path}.type", "without a GPU nothing reports it: set resources.gpu, or drop it")
 
 
+def needs_keda(scaling: Autoscaling) -> bool:
+    """Whether nothing but KEDA does what is asked for."""
+    has_activator = scaling.idle is not None and scaling.idle.activator is not None
+    return has_activator or scaling.fallback is not None
+
+
 def _check_keda(scaling: Autoscaling) -> None:
-    for name, given in (("idle", scaling.idle), ("fallback", scaling.fallback)):
-        if given is not None and scaling.backend not in ("Auto", "KEDA"):
-            raise SpecError(
-                f"spec.autoscaling.{name}", "only KEDA can do that: set backend to Auto or KEDA, or drop it"
-            )
-    counted = {metric.type for metric in scaling.metrics}
-    if scaling.idle is not None and counted and "RunningRequests" not in counted:
+    if needs_keda(scaling) and scaling.backend not in ("Auto", "KEDA"):
+        field = "fallback" if scaling.fallback is not None else "idle.activator"
         raise SpecError(
-            "spec.autoscaling.idle",
-            "give RunningRequests in metrics too: without it a replica that answers would count as idle",
+            f"spec.autoscaling.{field}", "only KEDA can do that: set backend to Auto or KEDA, or drop it"
+        )
+    is_idling = scaling.idle is not None or scaling.min_replicas == 0
+    if is_idling and scaling.backend == "External":
+        field = "minReplicas" if scaling.min_replicas == 0 else "idle"
+        raise SpecError(
+            f"spec.autoscaling.{field}",
+            "with backend External nothing of Quire stops pods: set backend to Auto, or drop this",
+        )
+    counted = {metric.type for metric in scaling.metrics}
+    uses_keda = scaling.backend == "KEDA" or needs_keda(scaling)
+    if is_idling and uses_keda and counted and "RunningRequests" not in counted:
+        raise SpecError(
+            "spec.autoscaling.metrics",
+            "give RunningRequests too: without it KEDA would count a replica that answers as idle",
         )
 
 

@@ -255,15 +255,22 @@ _ALL = (
     Reason(
         "KEDAMissing",
         "the autoscaling backend is KEDA, which is not installed",
-        "install KEDA 2.17 or newer (it is found by itself then), or drop spec.autoscaling.idle and fallback "
-        "and set backend to HPA",
+        "install KEDA 2.17 or newer (it is found by itself then), or drop spec.autoscaling.idle.activator "
+        "and fallback and set backend to HPA",
         shown="ScalingActive=False",
     ),
     Reason(
         "ActivatorMissing",
         "no activator holds the first request while no pod runs: the request fails and starts no pod",
-        "name what holds requests in spec.autoscaling.idle.activator, such as KEDA's HTTP add-on, or drop "
-        "spec.autoscaling.idle",
+        "name what holds requests in spec.autoscaling.idle.activator, such as KEDA's HTTP add-on, or set "
+        "spec.autoscaling.backend to HPA where Quire's gateway passes requests on",
+        shown="ActivatorReady=False",
+    ),
+    Reason(
+        "GatewayMissing",
+        "no gateway holds requests while no pod runs, so pods run all the time",
+        "have gateway.enabled set in the chart, and this namespace among gateway.namespaces, or drop "
+        "spec.autoscaling.idle and set minReplicas above 0",
         shown="ActivatorReady=False",
     ),
     Reason(

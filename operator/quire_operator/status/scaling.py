@@ -44,6 +44,8 @@ def condition(
         return None
     if who == "KEDA":
         return _with_grace(_keda(observed), observed, ready, now)
+    if is_idle(model, observed):
+        return "True", "Idle", "There are no requests, and no pod runs until the next one."
     own = foreign_autoscalers[0] if foreign_autoscalers else observed.child("HorizontalPodAutoscaler")
     if own is None and who == "External":
         return (
@@ -111,20 +113,24 @@ def _gpu_percent(autoscaler: Body) -> float | None:
 
 
 def is_idle(model: LLMDeployment, observed: Observed) -> bool:
-    """Whether KEDA has scaled to zero for lack of requests."""
+    """Whether no pod runs for lack of requests."""
     scaling = model.spec.autoscaling
-    if model.autoscaler != "KEDA" or scaling is None or scaling.idle is None:
+    if not model.autoscaler or scaling is None or scaling.idle is None:
         return False
     return ((observed.workload or {}).get("spec") or {}).get("replicas") == 0
 
 
-def activator(model: LLMDeployment) -> ConditionValue | None:
+def activator(model: LLMDeployment, *, has_gateway: bool) -> ConditionValue | None:
     """ActivatorReady: whether something holds the first request while no pod runs. None without scale to
     zero.
     """
     scaling = model.spec.autoscaling
-    if model.autoscaler != "KEDA" or scaling is None or scaling.idle is None:
+    if not model.autoscaler or scaling is None or scaling.idle is None:
         return None
+    if model.scales_to_zero and has_gateway:
+        return "True", "GatewayInstalled", "The gateway holds requests while no pod runs."
+    if model.scales_to_zero:
+        return "False", "GatewayMissing", reasons.message("GatewayMissing")
     if scaling.idle.activator is None:
         return "False", "ActivatorMissing", reasons.message("ActivatorMissing")
     return (

@@ -88,10 +88,11 @@ def compute_status(
     available_revision: str = "",
     accelerator: RequestedAccelerator = _UNSPECIFIED,
     has_metrics_adapter: bool = True,
+    has_gateway: bool = False,
 ) -> Status:
     """The whole status. `problem`: why the desired state could not be applied. `available_revision`: the
     revision that this release would render for the same spec, where it is another one than the applied.
-    `has_metrics_adapter`: Quire's own, which feeds autoscalers.
+    `has_metrics_adapter`: Quire's own, which feeds autoscalers. `has_gateway`: one that asks its pods.
     """
     assessment = _assess(model, observed, now)
     serving = observed.in_role(names.ROLE_LEADER)
@@ -110,6 +111,7 @@ def compute_status(
         drain_fits=spot.condition(model, accelerator, deployment),
         engine=engine,
         has_metrics_adapter=has_metrics_adapter,
+        has_gateway=has_gateway,
     )
     built = conditions.build(
         facts, generation=model.generation, old=old.get("conditions") or (), now=timestamp(now)
@@ -229,6 +231,7 @@ def _facts(
     drain_fits: ConditionValue | None,
     engine: Mapping[str, Any],
     has_metrics_adapter: bool,
+    has_gateway: bool,
 ) -> Facts:
     """What the conditions follow from. `engine`: status.engine."""
     here, prefill = assessment.here, assessment.prefill
@@ -253,7 +256,7 @@ def _facts(
         failure=assessment.failure,
         problem=problem,
         scaling=_scaling(model, observed, assessment, now=now, has_metrics_adapter=has_metrics_adapter),
-        activator=scaling.activator(model),
+        activator=scaling.activator(model, has_gateway=has_gateway),
         fits=fits,
         drain_fits=drain_fits,
         download=assessment.download,

@@ -265,6 +265,8 @@ class EngineCore:
     def _run_step(self, socket: EngineSocket) -> None:
         """Advance by one step, and send each peer the tokens and events of its requests."""
         scheduler = self._scheduler
+        if self._peers:  # by request: not the canary
+            self._heartbeat.requested()
         self._heartbeat.working(self._queue_depth, scheduler.num_running, scheduler.kv_utilization)
         outgoing = {peer: StepEvents([], [], []) for peer in socket.peers}
         result = self._advance()

@@ -63,7 +63,11 @@ class HeartbeatWriter:
     def serving(self) -> None:
         """The engine is ready: the first canary has run, and the API process is connected."""
         now = time.monotonic()
-        self._write(phase=Phase.SERVING, work_pending=False, progress_at=now, proof_at=now)
+        self._write(phase=Phase.SERVING, work_pending=False, progress_at=now, proof_at=now, requested_at=now)
+
+    def requested(self) -> None:
+        """A client's request waits or runs: the next heartbeat says so."""
+        self._sample = self._sample._replace(requested_at=time.monotonic())
 
     def working(self, queued: int, running: int, kv_utilization: float) -> None:
         """There is work: from now on, missing steps are a stall."""

@@ -136,10 +136,16 @@ def statusz(sample: Heartbeat | None, verdict: Verdict, now: float, version: str
         "queued": sample.queued,
         "running": sample.running,
         "kvUtilization": round(sample.kv_utilization, 4),
+        "secondsSinceRequest": _seconds_since_request(sample, now),
         "transferDegraded": sample.transfer_degraded,
         "sampleAge": round(max(0.0, now - sample.written_at), 3),
         "version": version,
     }
+
+
+def _seconds_since_request(sample: Heartbeat, now: float) -> float | None:
+    """Seconds since there was a request, or since the server began to serve."""
+    return round(max(0.0, now - sample.requested_at), 1) if sample.phase is Phase.SERVING else None
 
 
 def _eta(sample: Heartbeat, now: float) -> float | None:

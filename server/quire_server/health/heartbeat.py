@@ -29,7 +29,7 @@ _STEPS_OFFSET, _STEP_SIZE = 8192, 64
 _ECHOES_OFFSET, _ECHO_SIZE = 12288, 64
 _FILE_SIZE = 16384
 _CHECKSUM = struct.Struct("<I")
-_HEARTBEAT = struct.Struct("<dB?IIQQQddddd32sB?")
+_HEARTBEAT = struct.Struct("<dB?IIQQQddddd32sB?d")
 _CONTROL = struct.Struct("<?32s16s")
 _BEAT = struct.Struct("<d")
 _STEP = struct.Struct("<Qd")
@@ -79,6 +79,7 @@ class Heartbeat(NamedTuple):
     reason: str  # why the engine is unready, "" when it is not
     lost_rank: int = 0  # that did not echo a step; 0: none
     transfer_degraded: bool = False  # the last prefix from another server had to be computed here
+    requested_at: float = 0.0  # time of the last moment with a request, or of the start to serve
 
     def pack(self) -> bytes:
         """The slot's bytes."""

@@ -33,7 +33,9 @@ def scaled_object(**fields: Any) -> specs.Body:
     [
         ({}, "HorizontalPodAutoscaler"),
         ({"backend": "KEDA"}, "ScaledObject"),
-        ({"idle": {}}, "ScaledObject"),
+        ({"idle": {}}, "HorizontalPodAutoscaler"),
+        ({"minReplicas": 0}, "HorizontalPodAutoscaler"),
+        ({"idle": {"activator": {"scalerAddress": "holder.ns:9090"}}}, "ScaledObject"),
         ({"fallback": {"replicas": 2}}, "ScaledObject"),
         ({"backend": "HPA"}, "HorizontalPodAutoscaler"),
         ({"backend": "External"}, None),
@@ -66,11 +68,12 @@ def test_the_scaled_object_has_the_same_scaling_behavior_as_the_hpa() -> None:
 
 
 def test_only_a_model_that_may_scale_to_zero_reports_no_pods_as_zero_load() -> None:
-    awake, sleepy = scaled_object(backend="KEDA"), scaled_object(idle={"afterSeconds": 60})
+    awake, sleepy = scaled_object(backend="KEDA"), scaled_object(backend="KEDA", idle={"afterSeconds": 60})
 
     assert not any("ifNone" in trigger["metadata"]["url"] for trigger in awake["triggers"])
     assert all(trigger["metadata"]["url"].endswith("?ifNone=0") for trigger in sleepy["triggers"])
     assert (sleepy["idleReplicaCount"], sleepy["cooldownPeriod"]) == (0, 60)
+    assert scaled_object(backend="KEDA", minReplicas=0) == scaled_object(backend="KEDA", idle={})
 
 
 def test_the_activator_becomes_an_external_push_trigger() -> None:

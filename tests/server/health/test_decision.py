@@ -23,6 +23,7 @@ IDLE = Heartbeat(
     proof_at=NOW - 10,
     kv_utilization=0.25,
     reason="",
+    requested_at=NOW - 30,
 )
 
 
@@ -124,6 +125,7 @@ def test_statusz_has_the_load_once_serving():
         "queued": 2,
         "running": 3,
         "kvUtilization": 0.25,
+        "secondsSinceRequest": 30.0,
         "transferDegraded": False,
         "sampleAge": 0.5,
         "version": "0.1.0",

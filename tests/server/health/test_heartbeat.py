@@ -26,6 +26,7 @@ def sample(number):
         reason="x" * (number % 32),
         lost_rank=number % MAX_RANKS,
         transfer_degraded=bool(number % 2),
+        requested_at=float(number),
     )
 
 

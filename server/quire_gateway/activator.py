@@ -1,0 +1,174 @@
+"""Holds requests for a model whose pods have stopped, has one started, and lets them go on as there is room.
+
+The name is Knative's. A stream gets comments while it waits, so that neither its client nor a proxy between
+gives up; other requests get nothing. All of them are released at the pace at which replicas take them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from quire_gateway import demand
+from quire_gateway.attempt import AttemptError
+from quire_gateway.hold_queue import HeldRequest, HoldQueue
+from quire_gateway.llm_route import Hold
+from quire_gateway.metrics import Metrics
+from quire_gateway.replicas import Model, ReplicaTable
+from quire_gateway.routing_state import ObjectStore
+from quire_gateway.routing_table import Place
+from quire_http.exchange import HttpExchange
+
+HOLD_TIMEOUT, HOLD_FULL = "hold_timeout", "hold_queue_full"
+_RELEASE_SECONDS = 0.05  # between two looks for room
+_FIRST_COMMENT_SECONDS, _COMMENT_SECONDS = 5.0, 15.0
+_UNKNOWN_LOAD_SECONDS = 30
+_EVENTS = (
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+)
+
+
+class HoldError(AttemptError):
+    """A request was not held, or not for long enough. ``retry_after``: seconds."""
+
+    def __init__(self, reason: str, message: str, retry_after: int) -> None:
+        super().__init__(reason, message)
+        self.retry_after = retry_after
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Who waits, and for how long at most."""
+
+    client: str
+    stream: bool
+    limits: Hold
+
+
+class Activator:
+    """That of one gateway. ``can_ask``: whether it can ask the operator for a pod."""
+
+    def __init__(
+        self,
+        replicas: ReplicaTable,
+        deployments: ObjectStore,
+        metrics: Metrics,
+        num_gateways: Callable[[], int],
+        *,
+        can_ask: bool,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._replicas = replicas
+        self._deployments = deployments
+        self._metrics = metrics
+        self._num_gateways = num_gateways
+        self._can_ask = can_ask
+        self._clock = clock
+        self._queues: dict[Place, HoldQueue] = {}
+        self._releasing: dict[Place, asyncio.Task[None]] = {}
+        self._demanded_at: dict[Place, float] = {}
+        self.demanded = asyncio.Event()  # set when a model is asked for that was not before
+
+    def is_asleep(self, model: Model) -> bool:
+        """Whether a request has to wait: no replica is there, or others wait already."""
+        if not self._may_sleep(model):
+            return False
+        return not model.replicas or model.place in self._queues
+
+    def is_leaving(self, model: Model, failure: AttemptError | None) -> bool:
+        """Whether a request that no replica took may be taken by one that is started."""
+        return self._may_sleep(model) and (failure is None or failure.reason == "draining")
+
+    def demands(self) -> list[Place]:
+        """The models that are asked for now."""
+        now = self._clock()
+        waiting = dict.fromkeys(self._queues, now)
+        self._demanded_at = {
+            place: at
+            for place, at in (self._demanded_at | waiting).items()
+            if now - at < demand.RENEW_SECONDS
+        }
+        return list(self._demanded_at)
+
+    async def wait(
+        self, exchange: HttpExchange, model: Model, held: Held, avoided: Collection[str] = ()
+    ) -> Model:
+        """Returns the model when it is the request's turn. Raises HoldError, and what `exchange` raises."""
+        self._demand(model.place)
+        num_waiting = len(self._queues.get(model.place, ()))
+        if held.limits.max_seconds == 0 or num_waiting >= held.limits.max_requests:
+            reason = HOLD_FULL if held.limits.max_seconds else HOLD_TIMEOUT
+            raise self._refused(model, reason)
+        turn = asyncio.Event()
+        one = HeldRequest(held.client, turn.set, avoided)
+        queue = self._queues.setdefault(model.place, HoldQueue())
+        queue.add(one)
+        if model.place not in self._releasing:
+            self._releasing[model.place] = asyncio.create_task(self._release(model.place))
+        begun, outcome = self._clock(), "gone"
+        self._metrics.held(model.name, 1)
+        try:
+            await self._wait(exchange, model, held, turn)
+            outcome = "released"
+            return self._replicas.at(model.place) or model
+        except HoldError:
+            outcome = "timeout"
+            raise
+        finally:
+            queue.discard(one)
+            self._metrics.held(model.name, -1)
+            self._metrics.hold_ended(model.name, outcome, self._clock() - begun)
+
+    async def _wait(self, exchange: HttpExchange, model: Model, held: Held, turn: asyncio.Event) -> None:
+        end, pause = self._clock() + held.limits.max_seconds, _FIRST_COMMENT_SECONDS
+        while (left := end - self._clock()) > 0:
+            try:
+                async with asyncio.timeout(min(left, pause)):
+                    await turn.wait()
+                    return
+            except TimeoutError:
+                pause = _COMMENT_SECONDS
+            if held.stream and self._clock() < end:
+                await self._comment(exchange, model)
+        raise self._refused(model, HOLD_TIMEOUT)
+
+    async def _comment(self, exchange: HttpExchange, model: Model) -> None:
+        if not exchange.started:
+            await exchange.begin(200, _EVENTS, is_events=True)
+        seconds = demand.seconds_until_loaded(self._deployments.get(model.place))
+        about = "" if seconds is None else f", about {seconds} s left"
+        await exchange.comment(f"waiting: the model is started{about}".encode())
+
+    def _refused(self, model: Model, reason: str) -> HoldError:
+        seconds = demand.seconds_until_loaded(self._deployments.get(model.place)) or _UNKNOWN_LOAD_SECONDS
+        message = "The model is started" + (
+            "; too many requests wait for it already." if reason == HOLD_FULL else " and does not answer yet."
+        )
+        return HoldError(reason, message, seconds)
+
+    def _may_sleep(self, model: Model) -> bool:
+        return self._can_ask and demand.scales_to_zero(self._deployments.get(model.place))
+
+    def _demand(self, place: Place) -> None:
+        if place not in self._demanded_at:
+            self.demanded.set()
+        self._demanded_at[place] = self._clock()
+
+    async def _release(self, place: Place) -> None:
+        """Let requests go on until none waits. Each gateway takes its share of the replicas' room."""
+        try:
+            queue = self._queues[place]
+            while queue:
+                await asyncio.sleep(_RELEASE_SECONDS)
+                if (model := self._replicas.at(place)) is None:
+                    continue
+                room = demand.slots(self._deployments.get(place)) * len(model.replicas)
+                mine = -(-room // max(1, self._num_gateways()))
+                in_flight = sum(one.in_flight for one in model.replicas.values())
+                queue.release(mine - in_flight, model.replicas)
+        finally:
+            del self._queues[place], self._releasing[place]

@@ -1,0 +1,184 @@
+"""Requests for a model without pods wait, have one started, and are answered by it."""
+
+import concurrent.futures
+import contextlib
+import json
+import socket
+import threading
+
+import pytest
+
+from tests.gateway.conftest import slice_of
+from tests.gateway.kube_stub import NAMESPACE, endpoint_slice, llm_object
+from tests.gateway.test_faults import answer_of
+from tests.gateway.test_relay import CHAT, text_of
+
+SLEEPS = {"autoscaling": {"minReplicas": 0, "maxReplicas": 2}}
+LEASE = f"quire-demand-{NAMESPACE}.tiny"
+IN_CLUSTER = {"POD_NAMESPACE": NAMESPACE, "POD_NAME": "gateway-1"}
+DRAINING = b'{"error": {"message": "going", "type": "overloaded_error", "code": "draining"}}'
+
+
+@pytest.fixture
+def asleep(start, kube):
+    """Makes a gateway before a model without pods."""
+
+    def asleep(spec=SLEEPS, status=None, hold=None, **route):
+        body = llm_object("LLMDeployment", "tiny", {"model": {"servedName": "tiny"}, **spec})
+        kube.put({**body, "status": status or {}})
+        kube.put(endpoint_slice("tiny-none", {}))
+        if hold is not None or route:
+            rules = [{"targets": [{"deployment": "tiny"}]}]
+            hold = {} if hold is None else {"hold": hold}
+            kube.put(llm_object("LLMRoute", "r", {"models": ["tiny"], "rules": rules, **hold, **route}))
+        gateway = start(**IN_CLUSTER)
+        gateway.kube = kube
+        return gateway
+
+    return asleep
+
+
+def wake(gateway, engine, uid="one"):
+    gateway.kube.put(slice_of(uid, engine))
+
+
+def num_held(gateway):
+    with contextlib.suppress(AssertionError):  # none has waited yet
+        return gateway.metric("gateway_held_requests", model="tiny")
+    return 0
+
+
+@pytest.fixture
+def background():
+    """Calls in threads."""
+    with concurrent.futures.ThreadPoolExecutor(256) as pool:
+        yield pool.submit
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_request_asks_for_a_pod_and_is_answered_by_it(asleep, engines, background, stream):
+    gateway = asleep()
+    asked = background(gateway.post, "/v1/chat/completions", {**CHAT, "stream": stream})
+    gateway.wait("the operator is asked", lambda: LEASE in gateway.kube.objects.get("leases", {}))
+    labels = gateway.kube.objects["leases"][LEASE]["metadata"]["labels"]
+    assert (labels["serving.quire.dev/namespace"], labels["serving.quire.dev/name"]) == (NAMESPACE, "tiny")
+    assert not asked.done()
+    wake(gateway, engines[0])
+    answer = asked.result(60)
+    healthy = engines[0].post("/v1/chat/completions", {**CHAT, "stream": stream})
+    assert answer.status_code == 200 and text_of(answer.text) == text_of(healthy.text) != ""
+    assert gateway.metric("gateway_hold_duration_seconds_count", model="tiny", outcome="released") == 1
+    gateway.wait("nothing is asked for any more", lambda: LEASE not in gateway.kube.objects["leases"])
+
+
+def test_a_stream_gets_comments_with_the_time_that_is_left_while_it_waits(asleep, engines, background):
+    gateway = asleep(status={"model": {"etaSeconds": 42}})
+    asked = background(gateway.post, "/v1/chat/completions", {**CHAT, "stream": True})
+    gateway.wait("a comment was due", lambda: num_held(gateway) == 1)
+    threading.Timer(6.0, wake, (gateway, engines[0])).start()
+    answer = asked.result(60)
+    assert answer.text.startswith(": waiting: the model is started, about 42 s left\n\n")
+    healthy = engines[0].post("/v1/chat/completions", {**CHAT, "stream": True})
+    assert text_of(answer.text) == text_of(healthy.text)
+    with gateway.client() as client:  # what clients read of it
+        assert list(client.chat.completions.create(**CHAT, stream=True))
+    line = gateway.wait_requests(2)[0]
+    assert (line["status"], line["outcome"]) == (200, "success")
+
+
+def test_an_error_of_the_pod_is_an_event_of_a_stream_that_has_begun_to_wait(asleep, engines, background):
+    gateway = asleep()
+    body = {**CHAT, "stream": True, "temperature": 77}
+    asked = background(gateway.post, "/v1/chat/completions", body)
+    gateway.wait("it waits", lambda: num_held(gateway) == 1)
+    threading.Timer(6.0, wake, (gateway, engines[0])).start()
+    answer = asked.result(60)
+    comment, event, end, _ = answer.text.split("\n\n")
+    assert comment.startswith(": waiting") and end == "data: [DONE]"
+    assert json.loads(event.removeprefix("data: "))["error"]["param"] == "temperature"
+    assert gateway.wait_requests(1)[0]["outcome"] == "client_error"
+
+
+def test_two_hundred_that_wait_are_all_answered_and_never_more_at_once_than_the_pod_runs(
+    asleep, engines, background
+):
+    slots = 8
+    gateway = asleep({**SLEEPS, "engine": {"maxNumSeqs": slots}})
+    asked = [
+        background(gateway.post, "/v1/chat/completions", {**CHAT, "stream": index % 2 == 0})
+        for index in range(200)
+    ]
+    gateway.wait("all wait", lambda: num_held(gateway) == 200)
+    wake(gateway, engines[0])
+    most = 0
+    while not all(one.done() for one in asked):
+        running = engines[0].statusz()
+        most = max(most, running["running"] + running["queued"])
+    assert {one.result().status_code for one in asked} == {200}
+    assert 0 < most <= slots
+
+
+def test_requests_beyond_the_limit_are_refused_and_told_when_to_come_again(asleep, background, engines):
+    gateway = asleep(hold={"maxRequests": 1}, status={"model": {"lastLoadSeconds": 33}})
+    waits = background(gateway.post, "/v1/chat/completions", CHAT)
+    gateway.wait("one waits", lambda: num_held(gateway) == 1)
+    answer = gateway.post("/v1/chat/completions", CHAT)
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "33")
+    assert answer.json()["error"]["code"] == "hold_queue_full"
+    wake(gateway, engines[0])
+    assert waits.result(60).status_code == 200
+
+
+def test_one_that_has_waited_long_enough_gets_a_503(asleep):
+    gateway = asleep(hold={"maxSeconds": 1})
+    answer = gateway.post("/v1/chat/completions", CHAT)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "hold_timeout")
+    assert int(answer.headers["retry-after"]) > 0
+    assert gateway.wait_requests(1)[0]["outcome"] == "shed"
+
+
+def test_a_fallback_answers_where_a_request_is_not_to_wait_and_the_pod_is_started_all_the_same(asleep):
+    gateway = asleep(hold={"maxSeconds": 0}, fallbacks=[{"canned": "One moment."}])
+    answer = gateway.post("/v1/chat/completions", CHAT)
+    assert (text_of(answer.text), answer.headers["x-quire-degraded"]) == ("One moment.", "canned")
+    gateway.wait("the operator is asked", lambda: LEASE in gateway.kube.objects.get("leases", {}))
+
+
+def test_a_client_that_goes_leaves_the_queue(asleep):
+    gateway = asleep()
+    body = json.dumps(CHAT).encode()
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body)
+    with socket.create_connection(("127.0.0.1", gateway.port)) as client:
+        client.sendall(head + body)
+        gateway.wait("it waits", lambda: num_held(gateway) == 1)
+    gateway.wait("it is gone", lambda: num_held(gateway) == 0)
+    assert gateway.wait_requests(1)[0]["outcome"] == "aborted"
+
+
+def test_what_a_pod_that_is_leaving_refuses_waits_for_the_next_one(asleep, proxy, engines, background):
+    gateway = asleep()
+    proxy.answer = answer_of(b"503 Service Unavailable", DRAINING)
+    gateway.kube.put(slice_of("old", engines[0], proxy.port))
+    gateway.wait_replicas(1)
+    asked = background(gateway.post, "/v1/chat/completions", CHAT)
+    gateway.wait("it waits", lambda: num_held(gateway) == 1)
+    assert len(proxy.requests) == 1
+    wake(gateway, engines[1], "new")
+    assert asked.result(60).status_code == 200
+    assert len(proxy.requests) == 1, "the one that leaves is not asked again"
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {},
+        {"autoscaling": {"minReplicas": 1, "maxReplicas": 2}},
+        {**SLEEPS, "suspend": True},
+        {"autoscaling": {"minReplicas": 0, "maxReplicas": 2, "backend": "KEDA"}},
+    ],
+)
+def test_where_no_lease_would_start_a_pod_no_request_waits(asleep, spec):
+    gateway = asleep(spec)
+    answer = gateway.post("/v1/chat/completions", CHAT)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "no_replica")
+    assert "leases" not in gateway.kube.objects or LEASE not in gateway.kube.objects["leases"]
