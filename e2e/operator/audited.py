@@ -20,6 +20,10 @@ from e2e.cluster.apiserver import ApiServer
 from e2e.operator import rights
 from e2e.operator.world import OPERATOR_NAMESPACE, World
 
+GATEWAY = (
+    "--set",
+    "gateway.enabled=true,gateway.namespaces={default},gateway.image.repository=registry.example/gateway",
+)
 POLICY = {
     "apiVersion": "audit.k8s.io/v1",
     "kind": "Policy",
@@ -47,7 +51,7 @@ def audited(crd: Body = CRD) -> Iterator[tuple[ApiServer, World]]:
             client.create(profiles.FULL)
             world = World(client, directory / "audit.log")
             world.namespace(OPERATOR_NAMESPACE)
-            rights.install(world, rights.rendered_chart("--set", "gateway.enabled=true"))
+            rights.install(world, rights.rendered_chart(*GATEWAY))
             yield server, world
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from e2e.api.client import Client
-from e2e.cluster.apiserver import ApiServer
 from e2e.operator import pods, rights
 from e2e.operator.process import OperatorProcess
 from e2e.operator.statusz import StatuszServer, statusz_server
@@ -17,6 +16,8 @@ from e2e.operator.test_autoscaling import count
 from e2e.operator.world import OPERATOR_NAMESPACE, World
 from e2e.waiting import eventually
 from quire_gateway import demand
+from quire_gateway.informer import LEASES
+from quire_gateway.kube_api import KubeApi
 
 pytestmark = [pytest.mark.api, pytest.mark.timeout(180)]
 
@@ -32,18 +33,25 @@ def pod() -> Iterator[StatuszServer]:
 
 
 @pytest.fixture
-def gateway(server: ApiServer, world: World, tmp_path: Path) -> Iterator[Client]:
-    """With the rights of the gateway's ServiceAccount."""
-    with Client(rights.token_kubeconfig(server, world, "quire-gateway", tmp_path / "gateway")) as client:
-        yield client
+def gateway(world: World, tmp_path: Path) -> KubeApi:
+    """The gateway's own client, with the rights of its ServiceAccount."""
+    (tmp_path / "token").write_text(rights.token(world, "quire-gateway"))
+    (tmp_path / "ca.crt").write_bytes(world.client.authority.read_bytes())
+    return KubeApi(world.client.url, tmp_path)
 
 
-def renew(gateway: Client, namespace: str) -> None:
-    """As a gateway does while requests wait for the model m."""
-    body = demand.lease((namespace, "m"), "2026-01-01T00:00:00.000000Z")
-    path = f"/apis/coordination.k8s.io/v1/namespaces/{OPERATOR_NAMESPACE}/leases/{body['metadata']['name']}"
-    query = "?fieldManager=quire-gateway&force=true"
-    gateway.request("PATCH", path + query, body, "application/apply-patch+yaml")
+def renew(gateway: KubeApi, namespace: str, renewed: str = "2026-01-01T00:00:00.000000Z") -> None:
+    """As a gateway does while requests wait for the model m; by default with a clock that is far behind."""
+    body = demand.lease((namespace, "m"), renewed)
+    path = (
+        f"{LEASES.path(OPERATOR_NAMESPACE)}/{body['metadata']['name']}?fieldManager=quire-gateway&force=true"
+    )
+
+    async def send() -> None:
+        async with gateway.connect() as connection:
+            await connection.send("PATCH", path, body, "application/apply-patch+yaml")
+
+    asyncio.run(send())
 
 
 def serve(world: World, namespace: str, pod: StatuszServer) -> None:
@@ -54,11 +62,12 @@ def serve(world: World, namespace: str, pod: StatuszServer) -> None:
 
 
 def test_pods_stop_without_requests_and_one_starts_when_a_gateway_asks(
-    world: World, namespace: str, start: Callable[..., OperatorProcess], gateway: Client, pod: StatuszServer
+    world: World, namespace: str, start: Callable[..., OperatorProcess], gateway: KubeApi, pod: StatuszServer
 ) -> None:
     start("op-zero", QUIRE_GATEWAY_NAMESPACES=namespace).wait_leading(world)
     world.deploy(namespace, "m", autoscaling=SCALED)
-    assert eventually("it starts once, so that an error shows", lambda: count(world, namespace)) == 1
+    eventually("all children", lambda: world.has_children(namespace, "m"))
+    assert count(world, namespace) == 1, "it starts once, so that an error shows"
     serve(world, namespace, pod)
     world.wait_condition(namespace, "m", "ActivatorReady", "True", "GatewayInstalled")
     world.wait_condition(namespace, "m", "Ready", "True")
@@ -99,7 +108,7 @@ def test_without_a_gateway_for_the_namespace_a_model_stays_awake_and_the_status_
 
 
 def test_an_operator_that_starts_finds_a_lease_that_is_there(
-    world: World, namespace: str, start: Callable[..., OperatorProcess], gateway: Client, pod: StatuszServer
+    world: World, namespace: str, start: Callable[..., OperatorProcess], gateway: KubeApi, pod: StatuszServer
 ) -> None:
     pod.answer = QUIET
     first = start("op-first", QUIRE_GATEWAY_NAMESPACES=namespace).wait_leading(world)
@@ -108,8 +117,6 @@ def test_an_operator_that_starts_finds_a_lease_that_is_there(
     eventually("no pod is wanted", lambda: count(world, namespace) == 0)
     first.stop()
 
-    body = demand.lease((namespace, "m"), demand.timestamp())
-    path = f"/apis/coordination.k8s.io/v1/namespaces/{OPERATOR_NAMESPACE}/leases"
-    gateway.request("POST", path, body)
+    renew(gateway, namespace, demand.timestamp())
     start("op-second", QUIRE_GATEWAY_NAMESPACES=namespace).wait_leading(world)
     eventually("a pod is wanted", lambda: count(world, namespace) == 1)
