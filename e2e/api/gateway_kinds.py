@@ -41,6 +41,7 @@ ROUTE: Body = {
         },
         "killSwitch": {"enabled": True, "message": "Closed."},
         "prices": {"promptPerMillion": "0.15", "completionPerMillion": "0.6"},
+        "hold": {"maxSeconds": 60, "maxRequests": 50},
         "cache": {"ttlSeconds": 300},
         "fallbacks": [{"halveMaxTokens": True}, {"deployment": "tiny"}, {"canned": "Later."}],
     },

@@ -110,22 +110,11 @@ async def _serve(settings: Settings, listener: socket.socket, signer: RequestSig
     is_in_cluster = bool(settings.pod_namespace and settings.pod_name)
     activator = Activator(table, state.deployments, metrics, leases.num_live, can_ask=is_in_cluster)
     management = Management(dispatcher, metrics, drain, informers, int(time.time()))
-    gateway = Gateway(
-        dispatcher,
-        Relay(upstream, metrics, activator),
-        management,
-        metrics,
-        AccessLog(_write_line),
-        drain,
-        limiter,
-        ResponseCache(time.monotonic),
-    )
-    server = HttpServer(
-        gateway,
-        listener,
-        max_connection_age=settings.max_connection_age,
-        on_refusal=metrics.connection_refused,
-    )
+    relay, cache = Relay(upstream, metrics, activator), ResponseCache(time.monotonic)
+    log_of_access = AccessLog(_write_line)
+    gateway = Gateway(dispatcher, relay, management, metrics, log_of_access, drain, limiter, cache)
+    age, on_refusal = settings.max_connection_age, metrics.connection_refused
+    server = HttpServer(gateway, listener, max_connection_age=age, on_refusal=on_refusal)
     serving = await server.start()
     background = [loop.create_task(one.run()) for one in informers]
     background.append(loop.create_task(LoadPoller(table).run()))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
@@ -25,76 +26,38 @@ class Metrics:
 
     def __init__(self, table: ReplicaTable, clock: Callable[[], float] = time.monotonic) -> None:
         self.registry = registry = CollectorRegistry()
-        self._requests = Counter(
-            "gateway_requests",
-            "Requests by how they ended.",
-            ["model", "client", "status"],
-            registry=registry,
+        counter = partial(Counter, registry=registry)
+        self._requests = counter(
+            "gateway_requests", "Requests by how they ended.", ["model", "client", "status"]
         )
-        self._picks = Counter(
-            "gateway_picks", "Replicas chosen, by reason.", ["model", "reason"], registry=registry
-        )
-        self._predictions = Counter(
+        self._picks = counter("gateway_picks", "Replicas chosen, by reason.", ["model", "reason"])
+        self._predictions = counter(
             "gateway_prefix_predictions",
             "Answers by whether a part of the prompt was expected in the replica's cache, and was there.",
             ["model", "predicted", "actual"],
-            registry=registry,
         )
-        self._retries = Counter(
-            "gateway_retries", "Second and further attempts, by why.", ["model", "reason"], registry=registry
+        self._retries = counter(
+            "gateway_retries", "Second and further attempts, by why.", ["model", "reason"]
         )
-        self._tokens = Counter(
+        self._tokens = counter(
             "gateway_tokens",
             "Tokens of answers that say what they took; cached ones are of the prompt's.",
             ["model", "client", "type"],
-            registry=registry,
         )
-        self._resumed = Counter(
+        self._resumed = counter(
             "gateway_resumed_streams",
             "Streams that another replica was asked to go on with, each time.",
             ["model"],
-            registry=registry,
         )
-        self._cache_hits = Counter(
-            "gateway_response_cache_hits", "Answers that were given again.", ["model"], registry=registry
-        )
-        self._fallbacks = Counter(
+        self._cache_hits = counter("gateway_response_cache_hits", "Answers that were given again.", ["model"])
+        self._fallbacks = counter(
             "gateway_fallbacks",
             "Requests that no replica of their target answered, by what was tried next.",
             ["model", "step"],
-            registry=registry,
         )
-        self._held = Gauge(
-            "gateway_held_requests",
-            "Requests that wait for a model without pods.",
-            ["model"],
-            registry=registry,
-        )
-        self._hold_seconds = Histogram(
-            "gateway_hold_duration_seconds",
-            "How long requests have waited for a model without pods, by how that ended.",
-            ["model", "outcome"],
-            buckets=_SECONDS,
-            registry=registry,
-        )
-        self._ttft = Histogram(
-            "gateway_time_to_first_token_seconds",
-            "Arrival to the first bytes of an answer.",
-            ["model"],
-            buckets=_TTFT,
-            registry=registry,
-        )
-        self._seconds = Histogram(
-            "gateway_request_duration_seconds",
-            "Arrival to the end of an answer.",
-            ["model"],
-            buckets=_SECONDS,
-            registry=registry,
-        )
+        self._refused = counter("gateway_connections_refused", "Connections that there was no room for.")
         self._in_flight = Gauge("gateway_requests_in_flight", "Requests that are relayed.", registry=registry)
-        self._refused = Counter(
-            "gateway_connections_refused", "Connections that there was no room for.", registry=registry
-        )
+        self._durations = _Durations(registry)
         registry.register(_Replicas(table, clock))
 
     def begun(self) -> None:
@@ -106,8 +69,8 @@ class Metrics:
         self._in_flight.dec()
         self._requests.labels(model, client, status).inc()
         if first_byte is not None:
-            self._ttft.labels(model).observe(first_byte)
-            self._seconds.labels(model).observe(seconds)
+            self._durations.ttft.labels(model).observe(first_byte)
+            self._durations.seconds.labels(model).observe(seconds)
 
     def picked(self, model: str, reason: str) -> None:
         """A replica was chosen."""
@@ -142,11 +105,11 @@ class Metrics:
 
     def held(self, model: str, change: int) -> None:
         """One request more, or less, waits for a model without pods."""
-        self._held.labels(model).inc(change)
+        self._durations.held.labels(model).inc(change)
 
     def hold_ended(self, model: str, outcome: str, seconds: float) -> None:
         """A request was released, its time was over, or its client is gone."""
-        self._hold_seconds.labels(model, outcome).observe(seconds)
+        self._durations.hold_seconds.labels(model, outcome).observe(seconds)
 
     def connection_refused(self) -> None:
         """There was no room for a connection."""
@@ -155,6 +118,37 @@ class Metrics:
     def exposition(self) -> tuple[bytes, str]:
         """The text of /metrics and its type."""
         return generate_latest(self.registry), CONTENT_TYPE_PLAIN_0_0_4
+
+
+class _Durations:
+    """How long requests take, and how many wait for a model that is started."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        histogram = partial(Histogram, registry=registry)
+        self.ttft = histogram(
+            "gateway_time_to_first_token_seconds",
+            "Arrival to the first bytes of an answer.",
+            ["model"],
+            buckets=_TTFT,
+        )
+        self.seconds = histogram(
+            "gateway_request_duration_seconds",
+            "Arrival to the end of an answer.",
+            ["model"],
+            buckets=_SECONDS,
+        )
+        self.held = Gauge(
+            "gateway_held_requests",
+            "Requests that wait for a model without pods.",
+            ["model"],
+            registry=registry,
+        )
+        self.hold_seconds = histogram(
+            "gateway_hold_duration_seconds",
+            "How long requests have waited for a model without pods, by how that ended.",
+            ["model", "outcome"],
+            buckets=_SECONDS,
+        )
 
 
 class _Replicas(Collector):

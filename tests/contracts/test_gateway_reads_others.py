@@ -9,14 +9,16 @@ from typing import Any
 import pytest
 
 from e2e.api import gateway_kinds
-from e2e.api.specs import DISAGGREGATED, MINIMAL, ROOT, Body, merged
-from quire_gateway import llm_client, llm_route, relay, replicas
+from e2e.api.specs import CRD, DISAGGREGATED, MINIMAL, ROOT, Body, merged
+from quire_gateway import demand, llm_client, llm_route, relay, replicas
 from quire_gateway.load_poller import total_load
 from quire_gateway.openai import calls
 from quire_gateway.routing.by_load import RoundRobin
 from quire_gateway.routing_table import resolve
 from quire_gateway.settings import Settings
 from quire_operator import names, resources, spec
+from quire_operator.plan import scale_to_zero
+from quire_operator.resources import scaling_behavior
 from quire_operator.settings import Settings as OperatorSettings
 from quire_server.api import routes
 from quire_server.health import decision
@@ -102,7 +104,11 @@ def test_every_field_of_a_route_and_of_a_client_is_read(body: Body) -> None:
 
 def test_defaults_of_the_api_server_are_those_of_the_gateway() -> None:
     properties = gateway_kinds.SCHEMAS["llmroutes"]["properties"]["spec"]["properties"]
-    for name, ours in (("reliability", llm_route.Reliability()), ("killSwitch", llm_route.KillSwitch())):
+    for name, ours in (
+        ("reliability", llm_route.Reliability()),
+        ("killSwitch", llm_route.KillSwitch()),
+        ("hold", llm_route.DEFAULT_HOLD),
+    ):
         theirs = [field["default"] for field in properties[name]["properties"].values() if "default" in field]
         assert theirs == [one for one in dataclasses.astuple(ours) if one is not None]
     target = properties["rules"]["items"]["properties"]["targets"]["items"]["properties"]
@@ -115,6 +121,43 @@ def test_the_names_of_an_llmdeployment_are_the_operators() -> None:
         model = spec.parse(one)
         (names,) = resolve([], [], [one]).served_names.values()
         assert names == model.served_names
+
+
+PROPERTIES = CRD["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]
+
+
+def test_the_lease_that_asks_for_a_pod_is_the_operators() -> None:
+    labels = demand.lease(("ns", "m"), "")["metadata"]["labels"]
+    assert labels == {names.LABEL_ROLE: names.ROLE_DEMAND, names.LABEL_NAMESPACE: "ns", names.LABEL_NAME: "m"}
+    assert demand.RENEW_SECONDS * 2 < scale_to_zero.DEMAND_SECONDS, "one renewal may be lost"
+    assert demand.DEFAULT_SLOTS == scaling_behavior.DEFAULT_BATCH
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        merged(MINIMAL, {"spec": {"autoscaling": {"maxReplicas": 2, **scaling}, **more}})
+        for scaling in (
+            {},
+            {"minReplicas": 0},
+            {"idle": {}},
+            {"minReplicas": 0, "backend": "HPA"},
+            {"minReplicas": 0, "backend": "KEDA"},
+            {"idle": {"activator": {"scalerAddress": "holder.ns:9090"}}},
+            {"minReplicas": 0, "fallback": {"replicas": 1}},
+            {"backend": "External"},
+        )
+        for more in ({}, {"suspend": True})
+    ],
+    ids=lambda body: str(body["spec"]["autoscaling"]) + str(body["spec"].get("suspend", "")),
+)
+def test_requests_wait_for_the_models_that_the_operator_starts_for_a_lease(body: Body) -> None:
+    assert demand.scales_to_zero(body) is spec.parse(body).scales_to_zero
+
+
+def test_the_rest_of_a_load_in_the_operators_status_is_read() -> None:
+    fields = PROPERTIES["status"]["properties"]["model"]["properties"]
+    assert {"etaSeconds", "lastLoadSeconds"} <= fields.keys()
 
 
 @pytest.mark.parametrize("plural", gateway_kinds.CRDS)

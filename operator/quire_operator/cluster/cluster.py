@@ -165,8 +165,7 @@ class Cluster:
                 _raise_if_predecessor(found, key)
                 foreign.append(target)
         found_pods = find_workload(list(children.values()), related)
-        download_pods = found_pods.download_pods
-        all_pods = (*found_pods.pods, *found_pods.workers, *download_pods)
+        all_pods = (*found_pods.pods, *found_pods.workers, *found_pods.download_pods)
         return Observed(
             body=body,
             children=children,
@@ -178,10 +177,10 @@ class Cluster:
             replica_sets=found_pods.replica_sets,
             pods=found_pods.pods,
             workers=found_pods.workers,
-            download_pods=download_pods,
+            download_pods=found_pods.download_pods,
             samples={uid: self.samples[uid] for pod in all_pods if (uid := _uid(pod)) in self.samples},
             demanded_at=self.demands.get(key, 0.0),
-            job_error=await self._job_error(children.values(), download_pods, key.namespace),
+            job_error=await self._job_error(children.values(), found_pods.download_pods, key.namespace),
             mount_errors=await self._mount_errors(all_pods, key.namespace),
         )
 
