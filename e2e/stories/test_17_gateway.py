@@ -9,7 +9,9 @@ import os
 import re
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -29,6 +31,7 @@ ROOT = Path(__file__).parents[2]
 NAME = "quire-gateway"
 USER = f"system:serviceaccount:{NAMESPACE}:{NAME}"
 STREAMS = 4
+NUM_WAITING = 100
 
 
 @dataclass
@@ -172,6 +175,26 @@ def test_the_commands_of_the_tutorial_end_with_paris_a_bill_and_a_closed_model(
     assert "Paris" in done.stdout
     assert "Closed for maintenance." in done.stdout
     assert re.search(r"llmclient\S*/search +false +True +Ready +\d{2} ", done.stdout), done.stdout
+
+
+def test_a_model_that_nobody_asks_stops_and_all_who_wait_for_it_are_answered(
+    gateway: str, model: LLMDeployment
+) -> None:
+    scaling = {"minReplicas": 0, "maxReplicas": 2, "idle": {"afterSeconds": 15}}
+    model.patch({"replicas": None, "autoscaling": scaling})
+    try:
+        eventually("it is idle", lambda: model.status()["phase"] == "Idle" and not model.pods())
+        with pytest.raises(httpx.ConnectError):
+            ask(model.base_url.removesuffix("/v1"), model.name)
+        begun = time.monotonic()
+        with ThreadPoolExecutor(NUM_WAITING) as threads:
+            answers = list(threads.map(lambda _: ask(gateway, model.name), range(NUM_WAITING)))
+        print(f"{NUM_WAITING} requests waited for a model without pods {time.monotonic() - begun:.1f} s")
+        assert {answer.status_code for answer in answers} == {200}
+        model.wait_ready()
+    finally:
+        model.patch({"replicas": 1, "autoscaling": None})
+        model.wait_ready()
 
 
 def test_no_stream_breaks_while_the_gateways_are_replaced(
