@@ -21,7 +21,7 @@ FOREIGN := $(filter-out $(abspath .cluster/kubeconfig),$(abspath $(KUBECONFIG)))
 COMPILE = .venv/bin/uv pip compile --quiet --python-version 3.11 --python-platform x86_64-unknown-linux-gnu \
 	--generate-hashes --no-emit-index-url --no-annotate --no-header --constraint requirements/floors.txt
 
-.PHONY: help setup up down check unit kernels test clusters servers artifacts stories stories-alone deep soak chaos keda nodes bench bench-gpu images audit docs lock lock-base
+.PHONY: help setup up down check unit kernels test unit-deep clusters servers artifacts stories stories-alone deep soak chaos keda nodes bench bench-gpu images audit docs lock lock-base
 
 help: ## This list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -47,8 +47,8 @@ check: $(READY) ## ruff, mypy, import contracts, the workflow file, tests/contra
 # Three workers for two CPUs, because a third of the time is spent waiting for servers. Tests of one file stay together,
 # so that most fixtures are made once.
 unit: setup ## Every test that needs no cluster, but for those of `make check`
-	OMP_NUM_THREADS=1 $(PYTEST) -q -n 3 --dist worksteal -m "not api and not cluster and not soak and not kernels and not images" \
-		--ignore=tests/contracts tests
+	OMP_NUM_THREADS=1 $(PYTEST) -q -n 3 --dist worksteal --ignore=tests/contracts tests \
+		-m "not api and not cluster and not soak and not kernels and not images and not deep"
 
 # Last it is checked that every fault, exception handler and failure reason was exercised. On a cluster of the user's
 # too many tests are left out for that.
@@ -88,6 +88,7 @@ artifacts:
 
 deep: setup ## What takes longest: all pairs of kernels, overload, killed engines, fleets of 1,000, KEDA itself
 	@$(MAKE) kernels
+	@$(MAKE) unit-deep
 	$(PYTEST) -q -m soak tests/soak
 	@CHAOS_MINUTES=$${CHAOS_MINUTES:-10} $(MAKE) chaos
 	@$(MAKE) keda
@@ -95,6 +96,10 @@ deep: setup ## What takes longest: all pairs of kernels, overload, killed engine
 
 kernels: $(READY) ## Every kernel in Triton's interpreter, in the full form: minutes of two CPUs
 	OMP_NUM_THREADS=1 $(PYTEST) -q -n 2 --timeout 900 -m kernels tests/kernels
+
+unit-deep: setup ## The unit tests that `make unit` leaves out because they take long
+	OMP_NUM_THREADS=1 FUZZ_EXAMPLES=60 CROSS_TALK_MINUTES=1 RANK_KILLS=5 $(PYTEST) -q -n 3 --dist worksteal \
+		--ignore=tests/contracts -m "deep and not cluster" tests
 
 soak: $(READY) ## Twenty minutes of overload, fifty killed engines, replicas and ranks, half an hour of clients with secrets
 	CROSS_TALK_MINUTES=30 $(PYTEST) -q --log-cli-level info tests/server/serving/test_cross_talk.py

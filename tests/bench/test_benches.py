@@ -49,6 +49,7 @@ def test_each_step_has_the_number_of_its_rows(engine, directory):
     assert [rows for rows, _ in steps] == [3, 3, 3, 1, 1]
 
 
+@pytest.mark.deep
 def test_batching_is_measured(directory):
     text = batching(directory, eights=1, sizes=(1, 2))
     assert table_rows(text)["continuous"][-1] == "1.00x"

@@ -31,6 +31,7 @@ def engines_running():
     return sum(b"bench.ordered_engine" in command for command in commands)
 
 
+@pytest.mark.deep
 @where_supported
 def test_ranks_are_compared_with_one_process():
     rows = table_rows(tensor_parallel(SMALL, rounds=1))
@@ -54,6 +55,7 @@ def test_an_engine_that_does_not_answer_in_time_is_an_error_and_leaves_no_proces
     assert engines_running() == before
 
 
+@pytest.mark.deep
 @where_supported
 def test_all_reduces_are_measured(monkeypatch):
     monkeypatch.setattr(all_reduce, "RANKS", (2,))
@@ -65,6 +67,7 @@ def test_the_step_message_is_measured():
     assert float(rows[0].split("|")[-2]) <= 24
 
 
+@pytest.mark.deep
 def test_exchanges_are_counted(monkeypatch):
     monkeypatch.setattr(rank_exchanges, "RANKS", (2,))
     rows = [line for line in rank_exchanges.report().splitlines() if line.startswith("| 2 ")]
@@ -76,6 +79,7 @@ def test_shards_are_measured():
     assert [line.endswith("| yes |") for line in rank_shards.report(SMALL).splitlines()[2:]] == [True] * 4
 
 
+@pytest.mark.deep
 def test_losses_are_measured(monkeypatch):
     monkeypatch.setattr(rank_losses, "LIMITS", {signal.SIGKILL: 60.0})
     (killed,) = (row for name, row in table_rows(rank_losses.report(1)).items() if name == "SIGKILL")

@@ -76,6 +76,7 @@ def gathered(group: ShmGroup, _: Connection, dtype: torch.dtype, threads: int = 
     return made
 
 
+@pytest.mark.one_in(3)
 @where_supported
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -98,6 +99,7 @@ def test_numbers_of_another_type_are_added_in_float32(pair: RankProcesses) -> No
     assert all(torch.equal(result[-1], expected) for result in results)
 
 
+@pytest.mark.one_in(3)
 @where_supported
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("dtype", DTYPES)

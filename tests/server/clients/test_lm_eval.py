@@ -101,6 +101,7 @@ def oracle(smollm2):
     return TransformersOracle(smollm2)
 
 
+@pytest.mark.deep
 def test_log_likelihoods_and_is_greedy_equal_those_of_transformers(results_by_task, oracle):
     ended = set()
     for row, results in zip(ROWS, results_by_task["choose"], strict=True):
@@ -114,6 +115,7 @@ def test_log_likelihoods_and_is_greedy_equal_those_of_transformers(results_by_ta
     assert ended == {True, False}, "rows with and without an end token after the choice"
 
 
+@pytest.mark.deep
 def test_rolling_log_likelihoods_equal_those_of_transformers(results_by_task, oracle):
     for row, (value,) in zip(ROWS, results_by_task["perplexity"], strict=True):
         text = oracle.tokenizer.encode(f"{row['question']} {row['choices'][0]}")
@@ -121,6 +123,7 @@ def test_rolling_log_likelihoods_equal_those_of_transformers(results_by_task, or
         assert float(value) == pytest.approx(expected, abs=1e-3), row
 
 
+@pytest.mark.deep
 def test_generated_texts_equal_those_of_transformers_up_to_the_stop_strings(results_by_task, oracle):
     for row, (text,) in zip(ROWS, results_by_task["write"], strict=True):
         expected = oracle.generate(row["question"], 12)

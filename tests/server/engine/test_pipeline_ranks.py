@@ -52,6 +52,7 @@ def ranks(directory, request):
     found.close()
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "limits",
     [
@@ -74,6 +75,7 @@ def test_equal_batches_have_equal_bits(whole, pair, ranks, limits):
     assert "num_blocks" not in limits or divided.scheduler.stats.preemptions > 0
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "limits",
     [{}, {"max_num_batched_tokens": 16, "max_num_seqs": 6}, {"num_blocks": 16}],

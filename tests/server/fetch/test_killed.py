@@ -62,6 +62,7 @@ def command(place):
     return [sys.executable, "-m", "quire_server", "fetch", "hf://org/tiny", "--to", str(place)]
 
 
+@pytest.mark.deep
 def test_twenty_kills_at_random_end_with_the_right_bytes(hub, tmp_path):
     place = tmp_path / "model"
     environment = {**os.environ, "HF_ENDPOINT": hub.endpoint}

@@ -79,6 +79,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], T
             ranks.close()
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("case", matrix.pairwise(), ids=lambda case: " - ".join(case.values()))
 def test_the_answers_are_those_of_transformers(tiny: Callable[[str], Tiny], case: matrix.Case) -> None:
     ours = tiny(case["family"])
@@ -109,6 +110,7 @@ def test_the_distributions_are_those_of_transformers(tiny: Callable[[str], Tiny]
     torch.testing.assert_close(ours, _expected(theirs.model, answer), atol=1e-4, rtol=0)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_the_error_of_bfloat16_is_at_most_that_of_transformers(
     tiny: Callable[[str], Tiny], variant: str

@@ -66,6 +66,7 @@ def divided(variant: str) -> list[int]:
     return [size for size in (2, 4) if not experts % size and (not kv_heads % size or not size % kv_heads)]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("variant", "size"), [(variant, size) for variant in VARIANTS for size in divided(variant)]
 )
@@ -100,6 +101,7 @@ FORMATS = [
 ]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("family", "format_"), FORMATS)
 def test_ranks_together_compute_the_logits_of_the_whole_quantised_model(
     quantised: Path, family: str, format_: str
@@ -250,6 +252,7 @@ def take_part(model: Decoder) -> Tensor | None:
     return None
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("variant", [*VARIANTS])
 def test_stages_compute_the_same_bits_as_the_whole_model(tmp_path: Path, variant: str) -> None:
     families.make(tmp_path, variant)

@@ -146,6 +146,7 @@ def runner(tiny):
     return load(tiny)
 
 
+@pytest.mark.deep
 def test_an_answer_to_each_of_a_hundred_random_schemas_validates(runner, tiny):
     tokenizer = Tokenizer.load(tiny)
     found = {}

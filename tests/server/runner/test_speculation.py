@@ -81,6 +81,7 @@ def wrong_draft(directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Mo
     return load(directory, speculative_model=other)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("speculation", [NGRAM, DRAFT_MODEL], ids=["n-gram", "draft model"])
 @pytest.mark.parametrize("circumstance", CIRCUMSTANCES.values(), ids=CIRCUMSTANCES)
 def test_greedy_answers_are_those_of_transformers(

@@ -22,7 +22,7 @@ from tests.server import copying_model
 from tests.server.copying_model import PERIOD
 from tests.server.launch import NO_TLS, Server
 
-MINUTES = float(os.environ.get("CROSS_TALK_MINUTES", "1"))
+MINUTES = float(os.environ.get("CROSS_TALK_MINUTES", "0.3"))
 ENOUGH_ANSWERS = round(20_000 * MINUTES / 30)
 pytestmark = pytest.mark.timeout(120 + 2 * 60 * MINUTES)
 

@@ -4,6 +4,7 @@ import json
 import os
 import time
 
+import pytest
 from safetensors.numpy import load_file, save_file
 
 from tests.server import tiny_model
@@ -65,6 +66,7 @@ def damage_on_the_disk(model):
     assert path.stat().st_size == stat.st_size
 
 
+@pytest.mark.deep
 def test_a_replica_that_is_damaged_from_its_start_on_never_becomes_ready(tmp_path):
     """Its canary is the same at each run, and another than that of the replica that was ready first."""
     model, golden = tiny_model.write(tmp_path / "model"), tmp_path / "golden.json"

@@ -3,6 +3,7 @@ the document says, and after each the server still computes what it computed bef
 """
 
 import json
+import os
 import time
 
 import httpx
@@ -22,6 +23,7 @@ CANARY = {"model": "tiny", "prompt": "Once upon", "max_tokens": 8, "temperature"
 # What a 503 may say to a request that comes alone.
 REFUSALS = {"deadline_exceeded", "memory_pressure"}
 SECONDS_EACH = 5.0
+EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "20"))
 OPERATIONS = [
     (method, path, mode)
     for path, item in openapi.document()["paths"].items()
@@ -75,7 +77,7 @@ def test_every_response_conforms_to_the_openapi_document(fuzzed, method, path, m
     expects = [checks.negative_data_rejection] if mode is GenerationMode.NEGATIVE else []
 
     @settings(
-        max_examples=60,
+        max_examples=EXAMPLES,
         deadline=None,
         database=None,
         derandomize=True,

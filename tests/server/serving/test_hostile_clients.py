@@ -49,6 +49,7 @@ def many_files():
     resource.setrlimit(resource.RLIMIT_NOFILE, (ours[0], hard))
 
 
+@pytest.mark.deep
 def test_ten_thousand_silent_connections_keep_nobody_out_and_close_one_another(server, many_files):
     api = server.children()["api"]
     before_files, before_bytes = open_files(api), resident(api)

@@ -6,12 +6,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.server import tiny_model
 
 NOTICED_SECONDS = 30.0  # 20 s, and time for a busy machine
 AS_ROOT = () if os.geteuid() == 0 else ("--user", "--map-root-user")
 
 
+@pytest.mark.deep
 def test_the_blocks_of_a_client_that_vanished_are_freed_within_a_bound_whether_its_connection_was_idle_or_not(
     tmp_path,
 ):

@@ -21,7 +21,7 @@ from tests.server.launch import NO_TLS, Server
 
 logger = logging.getLogger(__name__)
 
-KILLS = int(os.environ.get("RANK_KILLS", "5"))
+KILLS = int(os.environ.get("RANK_KILLS", "2"))
 RANKS = 2
 FLAGS = ("--dtype", "float32", "--quantization", "none", "--tensor-parallel-size", str(RANKS))
 FIXED = {
@@ -175,6 +175,7 @@ def check_who_is_named(server, signum, victim, status):
     assert [rank["rank"] for rank in status["ranks"] if rank["missing"]] == [victim]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("fault", "victim"),
     [
@@ -203,6 +204,7 @@ def test_a_stopped_rank_is_noticed_without_any_request(tiny, tmp_path):
         assert "rank 1 (last step" in server.failure()["message"]
 
 
+@pytest.mark.deep
 def test_a_slow_rank_changes_no_answer(tiny, tmp_path):
     fixed, found = {**FIXED, "max_tokens": 100}, []
     for fault in ("", "rank_delay:rank=1,seconds=0.02"):
@@ -211,6 +213,7 @@ def test_a_slow_rank_changes_no_answer(tiny, tmp_path):
     assert found[0] == found[1]
 
 
+@pytest.mark.deep
 def test_a_pause_of_all_processes_ends_nothing(tiny, tmp_path):
     """As a node or a virtual machine is paused: afterwards no process has beaten for as long."""
     with Server(tiny, tmp_path, *FLAGS).wait_ready() as server:

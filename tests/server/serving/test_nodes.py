@@ -93,6 +93,7 @@ def test_two_nodes_answer_as_one_process_does(group, tiny, tmp_path):
     assert not worker.reaches("/v1/models"), "a worker has no API"
 
 
+@pytest.mark.deep
 def test_stages_on_two_nodes_answer_as_one_process_does(tiny, tmp_path, addresses):
     ports, ranks = free_ports(2), ("--pipeline-parallel-size", "2")
     (tmp_path / "one").mkdir()
@@ -132,6 +133,7 @@ def test_a_worker_that_is_to_end_serves_until_its_leader_has(group):
     assert worker.wait_end() == 0
 
 
+@pytest.mark.deep
 def test_nobody_is_taken_in_once_the_group_is_complete(group, addresses):
     leader, _ = group
     with pytest.raises(OSError), socket.create_connection((addresses[0], RANKS_PORT), 2):
@@ -139,6 +141,7 @@ def test_nobody_is_taken_in_once_the_group_is_complete(group, addresses):
     assert text(leader)
 
 
+@pytest.mark.deep
 def test_random_bytes_before_the_worker_comes_do_not_harm(tiny, tmp_path, addresses):
     ports = free_ports(2)
     with node(tiny, tmp_path / "leader", 0, addresses, ports) as leader:
@@ -158,6 +161,7 @@ def connected(address):
         return None
 
 
+@pytest.mark.deep
 def test_a_node_with_another_key_is_not_taken_in_and_says_why(tiny, tmp_path, addresses, keys):
     ports, theirs = free_ports(2), ("--auth-key-dir", str(keys[1]))
     with (

@@ -252,6 +252,7 @@ def attacked(server, pinger, hostile, quiet_bytes):
     )
 
 
+@pytest.mark.deep
 def test_while_a_hostile_request_runs_another_key_is_served_and_memory_is_bounded(server):
     assert len(CORPUS) == len({one.name for one in CORPUS}) == 30
     with Pinger(server.port, "alice-s-key") as pinger:

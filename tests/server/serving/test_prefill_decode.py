@@ -117,6 +117,7 @@ def test_who_sends_noise_to_the_transfer_port_is_refused_and_transfers_go_on(pai
     assert producer.probe("livez") == producer.probe("readyz") == 200
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("transport", ["tcp", "shared_memory"])
 def test_a_flipped_bit_is_found_and_the_prompt_computed_here(tiny, local, tmp_path, transport):
     flags = ("--kv-transport", transport)
@@ -129,6 +130,7 @@ def test_a_flipped_bit_is_found_and_the_prompt_computed_here(tiny, local, tmp_pa
         assert_all_blocks_are_free(producer, consumer)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("signum", "transport"),
     [

@@ -62,9 +62,10 @@ def answers(server, salt):
         return [list(pool.map(lambda each: answer(server, each), bodies)) for _ in range(2)]
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("decode", "transport"),
-    [((1, 1), "shared_memory"), ((2, 1), "tcp"), ((4, 1), "shared_memory"), ((1, 2), "tcp")],
+    [((2, 1), "tcp"), ((1, 1), "shared_memory"), ((4, 1), "shared_memory"), ((1, 2), "tcp")],
 )
 def test_answers_are_those_of_one_server_whatever_both_sizes(
     tiny, wanted, producers, tmp_path, decode, transport
@@ -83,6 +84,7 @@ def test_answers_are_those_of_one_server_whatever_both_sizes(
     link.close()
 
 
+@pytest.mark.deep
 def test_smollm2_on_three_ranks_computes_prompts_for_one_rank(smollm2, tmp_path):
     """It has three heads of keys and values."""
     (port,) = free_ports(1)

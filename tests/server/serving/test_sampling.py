@@ -217,6 +217,7 @@ def detected(capsys, tiny, key, path):
     return dict(line.split(": ") for line in capsys.readouterr().out.splitlines())
 
 
+@pytest.mark.deep
 def test_the_detector_finds_watermarked_texts_with_their_key_and_no_others(
     marking, tiny, tokenizer, tmp_path, capsys
 ):

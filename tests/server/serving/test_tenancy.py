@@ -183,6 +183,7 @@ def same_distribution(first, second):
     return min(1.0, float(2 * np.sum((-1.0) ** (terms - 1) * np.exp(-2 * (terms * scaled) ** 2))))
 
 
+@pytest.mark.deep
 def test_time_to_first_token_does_not_tell_a_key_what_another_key_asked(shared):
     """Three requests follow alice's prompt in each round, in random order: bob's of that prompt, bob's of an
     unknown one, and alice's own again, which shows that the clock can tell a hit from a miss.
