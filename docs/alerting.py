@@ -1,4 +1,4 @@
-"""The alerts of model servers and of the operator: expressions, thresholds, and a runbook entry for each.
+"""The alerts of model servers, the operator and the gateway: expressions, thresholds, a runbook entry each.
 
 This table is the only source of three things that have to agree: the Prometheus rules
 (charts/quire/files/alerts.yaml), the thresholds of the dashboard (`docs.dashboard`) and the runbook
@@ -14,6 +14,8 @@ from typing import Any
 import yaml
 
 BY = "namespace, llmdeployment"
+OF_LLMDEPLOYMENT = "{{ $labels.namespace }}/{{ $labels.llmdeployment }}"
+OF_GATEWAY_MODEL = "{{ $labels.model }}"  # a name that clients ask a gateway for
 RUNBOOKS = "docs/alerts.md"  # the chart replaces it by its value monitoring.prometheusRule.runbooks
 # A percentile of fewer than ten first tokens in five minutes is not significant.
 ENOUGH = f"sum by ({BY}) (increase(llm_ttft_seconds_count[5m])) >= 10"
@@ -70,14 +72,14 @@ class Measure:
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """A condition that holds or not. `of_model`: there is an alert for each LLMDeployment."""
+    """A condition that holds or not. `of`: what there is an alert for each of, as a template of labels."""
 
     alert: str
     what: str
     severity: str
     expression: str
     minutes: int
-    of_model: bool = False
+    of: str = ""
     impact: str
     diagnosis: str
     steps: str
@@ -87,8 +89,8 @@ class Fault:
 
 
 def rule(of: Measure | Fault, expression: str, severity: str, minutes: int) -> dict[str, Any]:
-    is_model = isinstance(of, Measure) or of.of_model
-    where = "{{ $labels.namespace }}/{{ $labels.llmdeployment }}: " if is_model else ""
+    subject = OF_LLMDEPLOYMENT if isinstance(of, Measure) else of.of
+    where = f"{subject}: " if subject else ""
     value = f" ({{{{ $value | {_SHOWN[of.unit]} }}}})" if isinstance(of, Measure) else ""
     return {
         "alert": of.alert,
@@ -208,7 +210,7 @@ FAULTS = (
         # last_over_time bridges a change of the leader, which would otherwise restart the `for` time.
         expression=f"max by ({BY}) (last_over_time(quire_llmdeployment_ready[2m])) == 0",
         minutes=15,
-        of_model=True,
+        of=OF_LLMDEPLOYMENT,
         impact="It serves with too few replicas, with pods of an older spec, or not at all. There is no "
         "alert while no pods are wanted (suspended, idle). A model that takes longer than this to load "
         "raises it too.",
@@ -253,10 +255,98 @@ FAULTS = (
 )
 
 
+def _share_of_gateway_requests(counted: str) -> str:
+    """By the namespace of the gateways and the name that was asked for."""
+    whole = 'sum by (namespace, model) (rate(gateway_requests_total{model!=""}[5m])) > 0'
+    return f"sum by (namespace, model) (rate({counted}[5m])) / ({whole})"
+
+
+GATEWAY_FAULTS = (
+    Fault(
+        alert="QuireGatewayRequestsFail",
+        what="requests through the gateway fail or are refused",
+        severity="critical",
+        expression=_share_of_gateway_requests(
+            'gateway_requests_total{status=~"error|shed|cancelled",model!=""}'
+        )
+        + " > 0.01",
+        minutes=5,
+        of=OF_GATEWAY_MODEL,
+        impact="More than one of a hundred clients gets a 5xx or an answer that breaks off. 429 and "
+        "errors of clients "
+        "do not count.",
+        diagnosis="`gateway_requests_total` by `status`; `gateway_retries_total` by `reason` says why "
+        "replicas did "
+        "not answer. The access log of the gateways has the field `broken` for each such request.",
+        steps="`no_replica` and `hold_timeout`: no pod is ready, see `kubectl quire status`. Refusals: "
+        "add replicas. "
+        "Errors: read the logs of the pods in `replicas` of the access log.",
+    ),
+    Fault(
+        alert="QuireGatewayModelDoesNotStart",
+        what="requests wait in vain for a model that is scaled to zero",
+        severity="critical",
+        expression="sum by (namespace, model) "
+        '(increase(gateway_hold_duration_seconds_count{outcome="timeout"}[10m])) > 0',
+        minutes=1,
+        of=OF_GATEWAY_MODEL,
+        impact="Every request gets a fallback or a 503 after the time of `LLMRoute.spec.hold`.",
+        diagnosis="`kubectl get llmdep`: is the phase still `Idle`, or do its pods not become ready? "
+        "`kubectl get leases -n quire-system -l serving.quire.dev/role=demand` shows what the gateways "
+        "ask for.",
+        steps="`Idle` in spite of a Lease: read the operator's log. Else do what `kubectl quire status "
+        "NAME` says. A "
+        "load that takes longer than `hold.maxSeconds` needs a longer hold.",
+    ),
+    Fault(
+        alert="QuireGatewayFallsBack",
+        what="many answers are fallbacks",
+        severity="warning",
+        expression=_share_of_gateway_requests("gateway_fallbacks_total") + " > 0.05",
+        minutes=10,
+        of=OF_GATEWAY_MODEL,
+        impact="Clients get shorter answers, those of another model, or a text, marked with "
+        "`x-quire-degraded`.",
+        diagnosis="`gateway_fallbacks_total` by `step`; the replicas of the first target are missing, "
+        "full or fail.",
+        steps="Add replicas to the target, or raise its limits: see [gateway](gateway-routes.md).",
+    ),
+    Fault(
+        alert="QuireGatewayReplicaEjected",
+        what="a replica fails and gets no requests",
+        severity="warning",
+        expression='max by (namespace, model) (gateway_replicas{state="ejected"}) > 0',
+        minutes=10,
+        of=OF_GATEWAY_MODEL,
+        impact="The other replicas have its load. Kubernetes takes the pod for ready.",
+        diagnosis="`gateway_ejections_total`, and `gateway_retries_total` by `reason`: `connect` and "
+        "`timeout` are "
+        "the network between gateway and pod, `http_5xx` is the pod.",
+        steps="Read the pod's log, and delete the pod if its node or its network is at fault.",
+    ),
+    Fault(
+        alert="QuireGatewayGone",
+        what="no gateway runs any more",
+        severity="critical",
+        expression="sum by (namespace) (max_over_time(gateway_requests_in_flight[1h] offset 5m) >= bool 0)"
+        " unless sum by (namespace) (gateway_requests_in_flight >= bool 0)",
+        minutes=2,
+        of="{{ $labels.namespace }}",
+        impact="Clients that go through the gateway are not served. There is no alert an hour after it "
+        "was removed.",
+        diagnosis="`kubectl get pods -n quire-system -l app.kubernetes.io/name=quire-gateway`. Pods "
+        "that run and "
+        "have no series are not scraped.",
+        steps="Read the pods' logs and events; they need the API server once, to start.",
+    ),
+)
+
+
 def rules_file() -> str:
     groups = [
         {"name": "quire-models", "rules": [rule for measure in MEASURES for rule in measure.rules()]},
         {"name": "quire-operator", "rules": [rule for fault in FAULTS for rule in fault.rules()]},
+        {"name": "quire-gateway", "rules": [rule for fault in GATEWAY_FAULTS for rule in fault.rules()]},
     ]
     head = (
         "# Generated from docs/alerting.py by `make docs`; also usable as a plain rule file of Prometheus.\n"

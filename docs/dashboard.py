@@ -1,7 +1,7 @@
 """The Grafana dashboard of model servers: charts/quire/files/dashboard.json.
 
-The rows are in the order of a diagnosis: overview, latency, load, engine, KV cache, ranks, GPU; then cost and
-the operator. Thresholds and the expressions that have them come from `docs.alerting`.
+The rows are in the order of a diagnosis: overview, latency, load, engine, KV cache, ranks, GPU; then cost,
+operator and gateway. Thresholds and the expressions that have them come from `docs.alerting`.
 """
 
 from __future__ import annotations
@@ -294,6 +294,53 @@ def _operator() -> list[Panel]:
     ]
 
 
+def _gateway() -> list[Panel]:
+    """By the names that clients ask for: these series have no LLMDeployment, and their namespace is that of
+    the gateways.
+    """
+
+    def by(metric: str, label: str, legend: str) -> Curve:
+        return Curve(f"sum by (model, {label}) (rate({metric}[{WINDOW}]))", legend)
+
+    first = f"sum by (le, model) (rate(gateway_time_to_first_token_seconds_bucket[{WINDOW}]))"
+    return [
+        graph(
+            "Gateway requests",
+            "Rate of requests through all gateways by outcome.",
+            "reqps",
+            [by("gateway_requests_total", "status", "{{model}} {{status}}")],
+        ),
+        graph(
+            "Gateway TTFT",
+            "Time from arrival at the gateway to the first bytes of an answer, p50, p95 and p99.",
+            "s",
+            [
+                Curve(f"histogram_quantile({share}, {first})", f"{{{{model}}}} p{share * 100:g}")
+                for share in PERCENTILES
+            ],
+        ),
+        graph(
+            "Gateway retries and fallbacks",
+            "Rate of second attempts by why the first one failed, and of what was done where no replica "
+            "answered.",
+            "ops",
+            [
+                by("gateway_retries_total", "reason", "{{model}} retried: {{reason}}"),
+                by("gateway_fallbacks_total", "step", "{{model}} fell back: {{step}}"),
+            ],
+        ),
+        graph(
+            "Gateway requests in flight",
+            "All that are relayed, and of them those that wait for a model that is scaled to zero.",
+            "short",
+            [
+                Curve("sum(gateway_requests_in_flight)", "in flight"),
+                Curve("sum by (model) (gateway_held_requests)", "{{model}} waits"),
+            ],
+        ),
+    ]
+
+
 _ROWS = {
     "Overview": _overview,
     "Latency": _latency,
@@ -304,6 +351,7 @@ _ROWS = {
     "GPU": _gpu,
     "Cost": _cost,
     "Operator": _operator,
+    "Gateway": _gateway,
 }
 
 

@@ -116,7 +116,14 @@ def test_each_of_the_two_targets_runs_what_the_other_does_not() -> None:
     shallow, deep = runs("test"), runs("deep")
 
     assert shallow and not set(shallow) & set(deep)
-    assert {run.expression for run in deep} == {"kernels", "soak", "chaos", "keda", "deep", "deep and not cluster"}
+    assert {run.expression for run in deep} == {
+        "kernels",
+        "soak",
+        "chaos",
+        "keda",
+        "deep",
+        "deep and not cluster",
+    }
 
 
 def test_what_make_runs_keeps_bytecode_whatever_the_machine_says() -> None:

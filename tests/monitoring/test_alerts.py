@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from docs.alerting import FAULTS, MEASURES
+from docs.alerting import FAULTS, GATEWAY_FAULTS, MEASURES
 from e2e.cluster import prometheus
 
 ROOT = Path(__file__).parents[2]
@@ -62,6 +62,58 @@ FAILS = 'quire_operator_reconcile_total{namespace="q",pod="o-0",result="error"}'
 READY = 'quire_llmdeployment_ready{namespace="a",llmdeployment="m",pod="o-%d"}'
 
 BOTH = {"warning", "critical"}
+
+
+def gateway(metric: str, values: str, **labels: str) -> Series:
+    pairs = {"namespace": "q", "pod": "g-0", "model": "m", **labels}
+    selector = ",".join(f'{name}="{value}"' for name, value in pairs.items())
+    return {f"gateway_{metric}{{{selector}}}": values}
+
+
+def through(**per_minute: float) -> Series:
+    """Requests through a gateway by how they ended."""
+    series: Series = {}
+    for status, number in per_minute.items():
+        series |= gateway("requests_total", counter(number), client="", status=status)
+    return series
+
+
+GATEWAY_CASES: dict[str, tuple[Series, dict[str, set[str]]]] = {
+    "0.9 % of the gateway's requests fail": (through(success=991, error=9, limited=500), {}),
+    "1.1 % of the gateway's requests fail": (
+        through(success=989, error=5, shed=6),
+        {"QuireGatewayRequestsFail": {"critical"}},
+    ),
+    "requests wait in vain for a model": (
+        gateway("hold_duration_seconds_count", counter(0.2), outcome="timeout"),
+        {"QuireGatewayModelDoesNotStart": {"critical"}},
+    ),
+    "requests wait for a model that starts": (
+        gateway("hold_duration_seconds_count", counter(20), outcome="released"),
+        {},
+    ),
+    "6 % of answers are fallbacks": (
+        {**through(success=100), **gateway("fallbacks_total", counter(6), step="canned")},
+        {"QuireGatewayFallsBack": {"warning"}},
+    ),
+    "4 % of answers are fallbacks": (
+        {**through(success=100), **gateway("fallbacks_total", counter(4), step="canned")},
+        {},
+    ),
+    "a replica stays ejected": (
+        gateway("replicas", constant(1), state="ejected"),
+        {"QuireGatewayReplicaEjected": {"warning"}},
+    ),
+    "a replica was ejected for five minutes": (
+        gateway("replicas", "0+0x30 1 1 1 1 1 0+0x24", state="ejected"),
+        {},
+    ),
+    "the gateway is gone for ten minutes": (
+        {'gateway_requests_in_flight{namespace="q",pod="g-0"}': "0+0x45 stale _x14"},
+        {"QuireGatewayGone": {"critical"}},
+    ),
+    "an idle gateway": ({'gateway_requests_in_flight{namespace="q",pod="g-0"}': constant(0)}, {}),
+}
 # name: series, the alerts that fire on them with their severities
 CASES: dict[str, tuple[Series, dict[str, set[str]]]] = {
     "no series": ({}, {}),
@@ -124,6 +176,7 @@ CASES: dict[str, tuple[Series, dict[str, set[str]]]] = {
     "not Ready for ten minutes": ({**LEADER, READY % 0: "1+0x44 0+0x15"}, {}),
     "one of two models is Ready": ({**LEADER, READY % 0: constant(1)}, {}),
     "suspended": ({**LEADER, READY % 0: "0+0x30 stale _x29"}, {}),
+    **GATEWAY_CASES,
     "one failed": ({**LEADER, FAILS: "0 1+0x60"}, {}),
 }  # fmt: skip
 
@@ -194,7 +247,11 @@ def test_every_alert_is_tested_at_every_severity(promtool: str) -> None:
     raised = {
         (alert, severity) for _, firing in CASES.values() for alert, s in firing.items() for severity in s
     }
-    known = {(r["alert"], r["labels"]["severity"]) for one in (*MEASURES, *FAULTS) for r in one.rules()}
+    known = {
+        (rule["alert"], rule["labels"]["severity"])
+        for one in (*MEASURES, *FAULTS, *GATEWAY_FAULTS)
+        for rule in one.rules()
+    }
 
     assert raised == known
 

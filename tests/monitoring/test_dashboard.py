@@ -1,5 +1,5 @@
-"""The chart's dashboard: its layout, and each query against a Prometheus that scraped a real server and the
-operator's own metrics.
+"""The chart's dashboard: its layout, and each query against a Prometheus that scraped a real server, a real
+gateway and the operator's own metrics.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,8 @@ from e2e.cluster import prometheus
 from e2e.ports import free_port
 from quire_operator import metrics as operator_metrics
 from quire_operator.metrics import Metrics
+from tests.gateway.kube_stub import NAMESPACE, KubeStub, endpoint_slice, llm_object
+from tests.gateway.launch import Gateway
 from tests.server.launch import NO_TLS, Server
 
 ROOT = Path(__file__).parents[2]
@@ -42,13 +44,15 @@ ASK = {"model": "tiny", "prompt": "Once upon a time, " * 10, "max_tokens": 20, "
 class Prometheus:
     """A Prometheus that scrapes a server twice a second, with the labels of the chart's PodMonitor."""
 
-    def __init__(self, directory: Path, model: str, operator: str) -> None:
+    def __init__(self, directory: Path, model: str, operator: str, gateway: str) -> None:
         port = free_port()
         self.url = f"http://127.0.0.1:{port}"
         labels = {"namespace": "team-a", "llmdeployment": "tiny", "pod": "tiny-0"}
         operators = {"namespace": "quire-system", "pod": "quire-operator-0"}
+        gateways = {"namespace": "quire-system", "pod": "quire-gateway-0"}
         jobs = [
             {"job_name": "models", "static_configs": [{"targets": [model], "labels": labels}]},
+            {"job_name": "gateway", "static_configs": [{"targets": [gateway], "labels": gateways}]},
             {
                 "job_name": "operator",
                 "honor_labels": True,
@@ -100,26 +104,66 @@ def operator_that_reconciles() -> Iterator[str]:
         thread.join(10)
 
 
+@contextmanager
+def gateway_before(server: Server, directory: Path) -> Iterator[Gateway]:
+    """A gateway to the server, to a replica that is gone, and to a model that is scaled to zero."""
+    asleep = {"autoscaling": {"minReplicas": 0, "maxReplicas": 1}}
+    route = {
+        "models": ["chat"],
+        "rules": [{"targets": [{"deployment": "asleep"}]}],
+        "fallbacks": [{"deployment": "tiny"}],
+        "hold": {"maxSeconds": 1},
+    }
+    with KubeStub() as kube:
+        kube.put(endpoint_slice("a", {"one": "127.0.0.1"}, port=server.port, health_port=server.health_port))
+        kube.put(endpoint_slice("b", {"gone": "127.0.0.1"}, port=free_port()))
+        kube.put(llm_object("LLMDeployment", "tiny", {}))
+        kube.put(llm_object("LLMDeployment", "asleep", {"model": {"servedName": "tiny"}, **asleep}))
+        kube.put(llm_object("LLMRoute", "chat", route))
+        with Gateway(kube.url, directory, POD_NAMESPACE=NAMESPACE, POD_NAME="g") as gateway:
+            yield gateway.wait_replicas(2)
+
+
 @pytest.fixture(scope="module")
 def scraped(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
     directory = tmp_path_factory.mktemp("scraped")
     with (
         Server(tiny, directory, "--tensor-parallel-size", "2") as server,
         operator_that_reconciles() as operator,
+        ExitStack() as opened,
     ):
         server.wait_ready()
-        running = Prometheus(directory, f"127.0.0.1:{server.port}", operator)
+        gateway = opened.enter_context(gateway_before(server, directory))
+        running = Prometheus(directory, f"127.0.0.1:{server.port}", operator, f"127.0.0.1:{gateway.port}")
         try:
             _wait_for("the first scrape", running, 'llm_requests_total{status="success"}', 0)
             for _ in range(3):
                 assert server.post("/v1/completions", ASK).status_code == 200
             assert server.post("/v1/completions", {**ASK, "max_tokens": -1}).status_code == 400
             _wait_for("the requests", running, "sum(increase(llm_requests_total[1m]))", 3)
+            ask_through(gateway, 0)
+            # A rate is of what comes after the first sample of a series.
+            _wait_for(
+                "its series", running, "count(gateway_fallbacks_total) + count(gateway_retries_total)", 2
+            )
+            ask_through(gateway, 10)
+            _wait_for("the gateway", running, "sum(increase(gateway_requests_total[1m]))", 8)
             _wait_for("the operator", running, "sum(increase(quire_operator_reconcile_total[1m]))", 1)
             yield running
         finally:
             running.process.kill()
             running.process.wait(10)
+
+
+def ask_through(gateway: Gateway, first: int) -> None:
+    """Of several prompts some go to the replica that is gone first; the first two ask for the other model."""
+    for number in range(10):
+        body = {
+            **ASK,
+            "model": "chat" if number < 2 else "tiny",
+            "prompt": f"{first + number} {ASK['prompt']}",
+        }
+        assert gateway.post("/v1/completions", body).status_code == 200
 
 
 def _wait_for(what: str, running: Prometheus, expression: str, more_than: float) -> None:
@@ -174,7 +218,7 @@ def test_every_latency_is_shown_with_its_median_p95_and_p99() -> None:
 
 
 def test_the_panels_show_the_requests_that_were_sent(scraped: Prometheus) -> None:
-    assert max(scraped.values(QUERIES["Prefix cache hit rate A"])) > 0.1
+    assert max(scraped.values(QUERIES["Prefix cache hit rate A"])) > 0.05
     assert max(scraped.values(QUERIES["Tokens per second B"])) > 0
     assert 0 < max(scraped.values(QUERIES["TTFT p50 A"])) < 60
 
@@ -205,7 +249,7 @@ def test_counters_and_histograms_are_shown_as_rates_and_no_data_source_is_hard_c
     for name, expression in QUERIES.items():
         for metric in re.findall(r"\b\w[\w:]*_(?:total|bucket|sum|count)\b", expression):
             assert f"rate({metric}" in expression, name
-        of_operator = "quire_operator_" in expression  # these series are of all LLMDeployments
-        assert of_operator or ("$namespace" in expression and "$llmdeployment" in expression), name
+        of_all = "quire_operator_" in expression or "gateway_" in expression  # without labels of one
+        assert of_all or ("$namespace" in expression and "$llmdeployment" in expression), name
     sources = set(re.findall(r'"uid": "([^"]*)"', json.dumps(DASHBOARD))) - {DASHBOARD["uid"]}
     assert sources == {"${datasource}"}
