@@ -58,7 +58,8 @@ class DemandWatch:
                 version = await self._list()
                 failures = 0
                 await self._watch(version)
-            except (ClusterError, aiohttp.ClientError, TimeoutError, OSError) as error:
+            # ValueError: a line that is no JSON, cut by a proxy between for example.
+            except (ClusterError, aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
                 logger.log(
                     logging.INFO if failures else logging.WARNING, "cannot watch for demand: %r", error
                 )
@@ -91,8 +92,9 @@ class DemandWatch:
             async for line in answer.content.iter_chunked(_CHUNK_BYTES):
                 self._on_event(json.loads(line))
 
-    def _on_event(self, event: dict[str, Any]) -> None:
-        lease = event.get("object") or {}
+    def _on_event(self, event: Any) -> None:
+        if not isinstance(event, dict) or not isinstance(lease := event.get("object"), dict):
+            raise ValueError(f"this is no event of a watch: {str(event)[:200]}")
         if event.get("type") == "ERROR":
             raise UnreachableError(f"the watch of Leases: {str(lease.get('message'))[:200]}")
         if event.get("type") == "DELETED":
@@ -115,5 +117,5 @@ class DemandWatch:
 
 
 def _model_of(lease: Object) -> Key:
-    labels = lease["metadata"].get("labels") or {}
+    labels = (lease.get("metadata") or {}).get("labels") or {}
     return Key(str(labels.get(names.LABEL_NAMESPACE, "")), str(labels.get(names.LABEL_NAME, "")))
