@@ -62,20 +62,34 @@ def _children(
 ) -> tuple[resources.Manifest, ...]:
     try:
         model = spec.parse(body)
-        profile = _profile(model, by_name)
-        prefill = None if model.prefill is None else _profile(model.prefill, by_name)
+        profile = _profile(model, by_name, body)
+        prefill = None if model.prefill is None else _profile(model.prefill, by_name, body)
         return resources.build(model, settings, profile=profile, prefill_profile=prefill)
     except SpecError as error:
         raise QuireOperatorError(f"{names.KIND} {_name(body)}: {error}") from error
 
 
-def _profile(model: spec.LLMDeployment, by_name: Mapping[str, spec.Profile]) -> spec.Profile | None:
-    """That of the pods of a role."""
+def _profile(
+    model: spec.LLMDeployment, by_name: Mapping[str, spec.Profile], body: Mapping[str, Any]
+) -> spec.Profile | None:
+    """That of the pods of a role. `body`: the LLMDeployment as it was given."""
     reference = model.spec.resources.profile_ref
     if reference is not None and reference.name not in by_name:
         why = f"put the {names.PROFILE_KIND} {reference.name} into the same input"
-        raise SpecError("spec.resources.profileRef", why)
+        raise SpecError(_field_of_profile(reference.name, body["spec"]), why)
     return None if reference is None else by_name[reference.name]
+
+
+def _field_of_profile(name: str, given: Mapping[str, Any]) -> str:
+    """The first field that names this profile."""
+    places = {"spec": given}
+    for role, its in (given.get("disaggregation") or {}).items():
+        if isinstance(its, Mapping):
+            places[f"spec.disaggregation.{role}"] = its
+    for place, its in places.items():
+        if ((its.get("resources") or {}).get("profileRef") or {}).get("name") == name:
+            return f"{place}.resources.profileRef"
+    return "spec.resources.profileRef"
 
 
 def _name(body: Mapping[str, Any]) -> str:

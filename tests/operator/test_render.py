@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from e2e.api import specs
+from e2e.api import profiles, specs
 from quire_operator import resources, spec
 from quire_operator.__main__ import main
 from quire_operator.settings import Settings
@@ -79,3 +79,29 @@ def test_input_without_an_llmdeployment_is_an_error_without_traceback(
 def test_a_missing_file_is_an_error_without_traceback(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["render", "/does/not/exist.yaml"]) == 2
     assert "/does/not/exist.yaml" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("resources_of", "field"),
+    [
+        ("spec", "spec.resources.profileRef"),
+        ("prefill", "spec.disaggregation.prefill.resources.profileRef"),
+    ],
+)
+def test_a_profile_that_is_not_there_is_named_by_its_field(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, resources_of: str, field: str
+) -> None:
+    known = profiles.FULL["metadata"]["name"]
+    named = {
+        place: {
+            "cpu": "1",
+            "memory": "96Gi",
+            "profileRef": {"name": "lost" if place == resources_of else known},
+        }
+        for place in ("spec", "prefill")
+    }
+    roles = {"prefill": {"resources": named["prefill"]}, "decode": {}}
+    body = specs.minimal(resources=named["spec"], disaggregation=roles)
+    assert main(["render", write(tmp_path, profiles.FULL, body)]) == 2
+    said = capsys.readouterr().err
+    assert f"{field}: put the AcceleratorProfile lost into the same input" in said

@@ -330,7 +330,7 @@ _ALL = (
     ),
     Reason(
         "ProfileNotFound",
-        "the AcceleratorProfile that spec.resources.profileRef names cannot be read",
+        "the AcceleratorProfile that a profileRef of the spec names cannot be read",
         "create it (it is found by itself then), or name one that kubectl get acceleratorprofiles shows; an "
         "operator for some namespaces only needs rbac.readAcceleratorProfiles in its chart",
     ),
