@@ -346,7 +346,7 @@ def _repair_roles(entry: Body, engine: Body, scaling: Body) -> None:
         engine.get("kvCache", {}).pop(tier, None)
     if engine.get("speculation", {}).get("method") == "DraftModel":
         del engine["speculation"]
-    scaling.pop("idle", None)
+    _keep_awake(scaling)
     roles = entry["disaggregation"]
     if entry.get("networking", {}).get("networkPolicy", {}).get("mode") == "None":
         roles.pop("transport", None)
@@ -372,11 +372,18 @@ def _repair_cache(entry: Body) -> None:
 def _repair_scaling(entry: Body) -> None:
     entry["maxReplicas"] = max(entry["maxReplicas"], entry.get("minReplicas", 1))
     if entry.get("backend", "Auto") not in ("Auto", "KEDA"):
-        entry.pop("idle", None)
         entry.pop("fallback", None)
+        entry.get("idle", {}).pop("activator", None)
     counted = {metric["type"] for metric in entry.get("metrics", ())}
-    if counted and "RunningRequests" not in counted:
-        entry.pop("idle", None)
+    if entry.get("backend") == "External" or (counted and "RunningRequests" not in counted):
+        _keep_awake(entry)
+
+
+def _keep_awake(scaling: Body) -> None:
+    """Without scale to zero."""
+    scaling.pop("idle", None)
+    if scaling.get("minReplicas") == 0:
+        scaling["minReplicas"] = 1
 
 
 def properties(tree: object) -> Any:

@@ -241,6 +241,11 @@ def is_ready(pod: Body) -> bool:
     return any(c.get("type") == "Ready" and c.get("status") == "True" for c in conditions)
 
 
+def has_ended(pod: Body) -> bool:
+    """Whether it runs no more, evicted for example. Its object stays, and a new one takes its place."""
+    return (pod.get("status") or {}).get("phase") in ("Failed", "Succeeded")
+
+
 def is_about_to_scale_down(autoscaler: Body) -> bool:
     """Whether it is about to scale down: it wants fewer pods, or only its stabilization window or policy
     delays that.

@@ -166,8 +166,10 @@ class Poller:
         if sample is not None and pod.ready and pod.leads_group:
             sample = self._of_group(uid, pod, sample)
         sample = self._with_quiet(uid, sample)
-        if sample is not None and sample != self._cluster.samples.get(uid):
-            self._cluster.samples[uid] = sample
+        if sample is None:
+            return
+        before, self._cluster.samples[uid] = self._cluster.samples.get(uid), sample
+        if before is None or sample != before or sample.asked_at - before.asked_at > reports.STALE_SECONDS:
             self._changed(pod.owner)
 
     def _of_group(self, uid: str, pod: _PolledPod, sample: Sample) -> Sample:
@@ -191,7 +193,7 @@ class Poller:
             since, known = self._now() - seconds, None if before is None else before.quiet_since
             if known is not None and abs(since - known) < _SAME_SECONDS:
                 since = known
-        return replace(sample, seconds_since_request=None, quiet_since=since)
+        return replace(sample, seconds_since_request=None, quiet_since=since, asked_at=self._now())
 
 
 def _refresh(

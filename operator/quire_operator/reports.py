@@ -11,12 +11,13 @@ import math
 import re
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from typing import Any
 
 from quire_sizing.errors import SizingError
 from quire_sizing.model import ModelShape, from_config
 
+STALE_SECONDS = 30.0  # after which an answer says nothing of the present; pods are asked every ten
 MAX_STATUSZ_BYTES = 48 * 1024  # a leader lists the ranks of all nodes
 MAX_GOLDEN_CHARS = 64 * 1024  # as many as a server reads
 MAX_TERMINATION_CHARS = 4096  # the kubelet's own limit
@@ -110,6 +111,7 @@ class Sample:
     requests: int | None = None  # running and queued
     seconds_since_request: float | None = None  # while it serves
     quiet_since: float | None = None  # when it had the last request, in Unix time; the poller computes it
+    asked_at: float = field(default=0.0, compare=False)  # in Unix time, by the poller
     model: ModelShape | None = None  # the model that it loads or serves
     effective: Effective | None = None  # once the model is loaded
     canary: Canary | None = None  # once it has run

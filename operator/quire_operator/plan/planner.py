@@ -35,6 +35,7 @@ from quire_operator.plan.take_over import FieldPath
 from quire_operator.resources import Manifest, RenderedRevision
 from quire_operator.spec import LLMDeployment
 
+_LOST_NUMBER = "lost spec.replicas"
 _AUTOSCALERS = ("HorizontalPodAutoscaler", "ScaledObject")
 
 
@@ -144,7 +145,9 @@ def _plan_children(desired: tuple[Manifest, ...], given: PlanInput) -> Plan:
             details.append(f"apply {target}: {why}")
             if to_take:
                 taken[target] = to_take
-            if why.startswith(("lost", "has")):
+            if why.startswith(("lost", "has")) and not (
+                why == _LOST_NUMBER and _is_own_number(target, given)
+            ):
                 repairs.append(target)
     replaced = _replaced(wanted, observed)
     details += [f"delete {target}: its groups get another size" for target, _ in replaced]
@@ -210,6 +213,14 @@ def _replica_owners(given: PlanInput) -> dict[str, ReplicaOwner]:
     }
 
 
+def _is_own_number(target: Ref, given: PlanInput) -> bool:
+    """Whether a number of pods that is not the wanted one is so because the operator stops or starts them for
+    lack of requests.
+    """
+    owner = _replica_owners(given).get(target.name)
+    return target.kind in WORKLOAD_KINDS and owner in (ReplicaOwner.IDLE, ReplicaOwner.HPA)
+
+
 def _why_apply(manifest: Manifest, live: Body | None) -> tuple[str, tuple[FieldPath, ...]]:
     """Why the manifest has to be applied, empty when it does not, and what is to be taken over before."""
     why = drift.reason_to_apply(manifest, live)
@@ -227,9 +238,12 @@ def _to_apply(manifest: Body, observed: Observed, owner: ReplicaOwner) -> Manife
     """
     if manifest["kind"] not in WORKLOAD_KINDS or owner is ReplicaOwner.SPEC:
         return drift.with_applied_hash(manifest)
-    result = replica_owner.with_replicas(dict(manifest), owner, observed.children.get(ref(manifest)))
-    hashed = drift.with_applied_hash(_without_replicas(result))
+    live = observed.children.get(ref(manifest))
+    hashed = drift.with_applied_hash(_without_replicas(manifest))
     annotations = hashed["metadata"]["annotations"]
+    if owner is ReplicaOwner.IDLE and live is not None and drift.reason_to_apply(hashed, live) == "changed":
+        owner = ReplicaOwner.HPA  # what was changed starts once, so that an error in it shows
+    result = replica_owner.with_replicas(dict(manifest), owner, live)
     return {**result, "metadata": {**result["metadata"], "annotations": annotations}}
 
 

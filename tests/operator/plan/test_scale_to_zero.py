@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from e2e.operator import pods as kubelet
-from quire_operator import resources, spec
+from quire_operator import names, resources, spec
 from quire_operator.observed import Observed, Ref
 from quire_operator.plan import PlanInput, PlanResult, make_plan, scale_to_zero
 from quire_operator.reports import Sample
@@ -26,6 +26,8 @@ OURS = {"manager": "quire-operator", "operation": "Apply", "fieldsV1": {"f:spec"
 def plan(
     *quiet_for: float | None,
     count: int = 1,
+    asked_ago: float = 5,
+    served: str = "",
     demand: float | None = None,
     gateway: bool = True,
     **scaling: Any,
@@ -36,6 +38,8 @@ def plan(
     (manifest,) = [one for one in desired if one["kind"] == "Deployment"]
     live = {**manifest, "metadata": {**manifest["metadata"], "uid": "d1", "resourceVersion": "7"}}
     live["metadata"]["managedFields"] = [OURS]
+    if served:
+        live["metadata"]["annotations"] = {names.ANNOTATION_APPLIED_HASH: served}
     live["spec"] = {**live["spec"], "replicas": count}
     pods = [pod(kubelet.ready(), name=f"m-{index}") for index in range(len(quiet_for))]
     samples = {
@@ -43,6 +47,7 @@ def plan(
             phase="serving",
             requests=0 if seconds is not None else 1,
             quiet_since=None if seconds is None else NOW.timestamp() - seconds,
+            asked_at=NOW.timestamp() - asked_ago,
         )
         for one, seconds in zip(pods, quiet_for, strict=True)
     }
@@ -111,7 +116,7 @@ def test_without_a_gateway_that_would_start_them_again_pods_never_stop() -> None
 def test_a_pod_that_loads_or_does_not_answer_counts_as_busy() -> None:
     loading = pod(kubelet.loading(), name="m-1")
     model = spec.parse(model_body(autoscaling=SCALED))
-    quiet = Sample(phase="serving", requests=0, quiet_since=NOW.timestamp() - AFTER)
+    quiet = Sample(phase="serving", requests=0, quiet_since=NOW.timestamp() - AFTER, asked_at=NOW.timestamp())
     observed = Observed(
         body=model_body(autoscaling=SCALED),
         children={Ref("Deployment", "m"): {"kind": "Deployment", "spec": {"replicas": 2}, "metadata": {}}},
@@ -125,6 +130,42 @@ def test_a_pod_that_loads_or_does_not_answer_counts_as_busy() -> None:
     assert not is_idle(observed)
     assert is_idle(replace(observed, pods=observed.pods[:1]))
     assert not is_idle(replace(observed, pods=observed.pods[:1], samples={}))
+
+
+def test_an_answer_from_before_says_nothing_of_the_present() -> None:
+    """A pod of a model that may not stop is asked once, when it becomes ready. Then the spec changes."""
+    assert applied(plan(86_400, asked_ago=86_400)) != 0
+
+
+def test_a_pod_that_was_evicted_keeps_no_other_one_running() -> None:
+    evicted = pod({"phase": "Failed", "reason": "Evicted"}, name="m-1")
+    now = NOW.timestamp()
+    quiet = Sample(phase="serving", requests=0, quiet_since=now - AFTER, asked_at=now)
+    observed = Observed(
+        body=model_body(autoscaling=SCALED),
+        children={Ref("Deployment", "m"): {"kind": "Deployment", "spec": {"replicas": 1}, "metadata": {}}},
+        pods=(pod(kubelet.ready(), name="m-0"), evicted),
+        samples={"uid-m-0": quiet},
+    )
+    assert scale_to_zero.is_idle(spec.parse(observed.body), observed, NOW, has_gateway=True)
+
+
+def test_what_was_changed_while_no_pod_ran_starts_once_so_that_an_error_in_it_shows() -> None:
+    assert applied(plan(count=0, served="another")) == 1
+
+
+def test_pods_that_stop_and_start_are_no_repair_of_what_another_manager_did() -> None:
+    hashed = plan(AFTER).plan.apply[-1]["metadata"]["annotations"][names.ANNOTATION_APPLIED_HASH]
+    stops, starts = plan(AFTER, served=hashed), plan(count=0, demand=5, served=hashed)
+    assert (applied(stops), applied(starts)) == (0, 1)
+    for result in (stops, starts):
+        assert Ref("Deployment", "m") not in result.plan.repairs
+
+
+@pytest.mark.parametrize(("demand", "due"), [(15, 15), (29, 1)])
+def test_a_short_time_without_requests_ends_with_the_demand(demand: float, due: float) -> None:
+    result = plan(60, demand=demand, idle={"afterSeconds": 10})
+    assert applied(result) != 0 and result.requeue_after == pytest.approx(due)
 
 
 def test_an_object_without_scale_to_zero_is_never_idle() -> None:
