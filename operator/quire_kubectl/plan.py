@@ -39,6 +39,7 @@ from quire_operator.plan import (
     make_plan,
     replica_owner,
 )
+from quire_operator.plan.scale_to_zero import is_idle
 from quire_operator.spec import LLMDeployment
 
 PODS_CHANGE = 3
@@ -120,12 +121,20 @@ def _preview(before: Document | None, after: Document) -> tuple[int, str, list[s
     now = datetime.now(UTC)
     rendered = deployed.rendered(after, settings, live, now)
     observed = Observed(body=after) if live is None else live.observed
-    result = make_plan(PlanInput(model=model, desired=rendered.children, observed=observed, now=now))
+    has_gateway = settings.has_gateway(model.namespace)
+    given = PlanInput(
+        model=model, desired=rendered.children, observed=observed, now=now, has_gateway=has_gateway
+    )
+    result = make_plan(given)
     edit = _Edit(
         before=live,
         after=replace(rendered, children=result.desired),
         plan=result.plan,
-        owner=find_replica_owner(model, observed),
+        owner=find_replica_owner(
+            model,
+            observed,
+            is_idle=is_idle(model, observed, now, has_gateway=has_gateway),
+        ),
     )
     pods = list(_pods(edit, model, after))
     fields = [] if before is None else changes.between(before["spec"], after["spec"], "spec")

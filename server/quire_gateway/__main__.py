@@ -120,19 +120,20 @@ async def _serve(settings: Settings, listener: socket.socket, signer: RequestSig
     background.append(loop.create_task(LoadPoller(table).run()))
     if settings.peer_service:
         background += [loop.create_task(one) for one in _peer_sync(settings, api, table, outbox)]
-    writer, usage = None, None
+    writer, usage, demands = None, None, None
     writers: list[asyncio.Task[None]] = []
     if is_in_cluster:
         watch = Informer(api, informer.LEASES, leases, settings.pod_namespace)
         writer = StatusWriter(api, (settings.pod_namespace, settings.pod_name), state, leases, table)
         usage = UsageWriter(api, state, ledger)
-        writers = [loop.create_task(one.run()) for one in (writer, usage)]
+        demands = DemandWriter(api, settings.pod_namespace, activator)
+        writers = [loop.create_task(one.run()) for one in (writer, usage, demands)]
         background.append(loop.create_task(watch.run()))
-        background.append(loop.create_task(DemandWriter(api, settings.pod_namespace, activator).run()))
     await _run_until_drained(drain, server, serving, [*background, *writers])
     for task in writers:
         task.cancel()
-    if writer is not None and usage is not None:
+    if writer is not None and usage is not None and demands is not None:
+        await demands.close()
         await usage.close()  # while the informers run: they bring what other gateways write
         await writer.close()
     for task in background:

@@ -93,6 +93,8 @@ class Account:
         is_whole = not self.stream or (error is None and not self.broken)
         if self.usage is not None and is_whole:
             self.reservation.settle(self.usage.prompt, self.usage.completion)
+        elif not self.replicas:
+            self.reservation.release()  # it went no further than this gateway
         elif self.status >= 500 or (self.status == 0 and not isinstance(error, ClientGoneError)):
             self.reservation.release()
         elif self.status >= 300:

@@ -23,6 +23,9 @@ from quire_http.exchange import HttpExchange
 
 HOLD_TIMEOUT, HOLD_FULL = "hold_timeout", "hold_queue_full"
 _RELEASE_SECONDS = 0.05  # between two looks for room
+_RAMP_SECONDS = 30.0  # after which requests go to replicas as they come
+_LOOK_SECONDS = 1.0  # between two looks whether a request may still wait
+_MAX_HELD_BYTES = 16 << 20  # of bodies, of all models
 _FIRST_COMMENT_SECONDS, _COMMENT_SECONDS = 5.0, 15.0
 _UNKNOWN_LOAD_SECONDS = 30
 _EVENTS = (
@@ -42,11 +45,16 @@ class HoldError(AttemptError):
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """Who waits, and for how long at most."""
+    """Who waits, and until when at most. ``is_open``: raises ApiError where the request would be refused
+    now.
+    """
 
     client: str
     stream: bool
+    num_bytes: int
     limits: Hold
+    until: float
+    is_open: Callable[[], object]
 
 
 class Activator:
@@ -71,6 +79,7 @@ class Activator:
         self._queues: dict[Place, HoldQueue] = {}
         self._releasing: dict[Place, asyncio.Task[None]] = {}
         self._demanded_at: dict[Place, float] = {}
+        self._held_bytes = 0
         self.demanded = asyncio.Event()  # set when a model is asked for that was not before
 
     def is_asleep(self, model: Model) -> bool:
@@ -99,10 +108,7 @@ class Activator:
     ) -> Model:
         """Returns the model when it is the request's turn. Raises HoldError, and what `exchange` raises."""
         self._demand(model.place)
-        num_waiting = len(self._queues.get(model.place, ()))
-        if held.limits.max_seconds == 0 or num_waiting >= held.limits.max_requests:
-            reason = HOLD_FULL if held.limits.max_seconds else HOLD_TIMEOUT
-            raise self._refused(model, reason)
+        self._refuse_beyond_limits(model, held)
         turn = asyncio.Event()
         one = HeldRequest(held.client, turn.set, avoided)
         queue = self._queues.setdefault(model.place, HoldQueue())
@@ -111,8 +117,11 @@ class Activator:
             self._releasing[model.place] = asyncio.create_task(self._release(model.place))
         begun, outcome = self._clock(), "gone"
         self._metrics.held(model.name, 1)
+        self._held_bytes += held.num_bytes
+        exchange.shrink_body(held.num_bytes)
         try:
             await self._wait(exchange, model, held, turn)
+            held.is_open()
             outcome = "released"
             return self._replicas.at(model.place) or model
         except HoldError:
@@ -120,20 +129,33 @@ class Activator:
             raise
         finally:
             queue.discard(one)
+            self._held_bytes -= held.num_bytes
             self._metrics.held(model.name, -1)
             self._metrics.hold_ended(model.name, outcome, self._clock() - begun)
 
+    def _refuse_beyond_limits(self, model: Model, held: Held) -> None:
+        if held.until <= self._clock():
+            raise self._refused(model, HOLD_TIMEOUT)
+        num_waiting = len(self._queues.get(model.place, ()))
+        if num_waiting >= held.limits.max_requests or self._held_bytes + held.num_bytes > _MAX_HELD_BYTES:
+            raise self._refused(model, HOLD_FULL)
+
     async def _wait(self, exchange: HttpExchange, model: Model, held: Held, turn: asyncio.Event) -> None:
-        end, pause = self._clock() + held.limits.max_seconds, _FIRST_COMMENT_SECONDS
-        while (left := end - self._clock()) > 0:
+        """Return when it is the request's turn; look now and then whether one can still come."""
+        comment_at = self._clock() + _FIRST_COMMENT_SECONDS
+        while (left := held.until - self._clock()) > 0:
             try:
-                async with asyncio.timeout(min(left, pause)):
+                async with asyncio.timeout(min(left, _LOOK_SECONDS)):
                     await turn.wait()
                     return
             except TimeoutError:
-                pause = _COMMENT_SECONDS
-            if held.stream and self._clock() < end:
+                pass
+            held.is_open()
+            if not self._may_sleep(model):
+                break
+            if held.stream and self._clock() >= comment_at:
                 await self._comment(exchange, model)
+                comment_at = self._clock() + _COMMENT_SECONDS
         raise self._refused(model, HOLD_TIMEOUT)
 
     async def _comment(self, exchange: HttpExchange, model: Model) -> None:
@@ -159,12 +181,21 @@ class Activator:
         self._demanded_at[place] = self._clock()
 
     async def _release(self, place: Place) -> None:
-        """Let requests go on until none waits. Each gateway takes its share of the replicas' room."""
+        """Let requests go on until none waits: each gateway takes its share of the replicas' room, until they
+        have run for a while. From then on what they have no room for waits at the replicas, where it counts
+        for autoscaling.
+        """
         try:
-            queue = self._queues[place]
+            queue, ready_at = self._queues[place], None
             while queue:
                 await asyncio.sleep(_RELEASE_SECONDS)
-                if (model := self._replicas.at(place)) is None:
+                model = self._replicas.at(place)
+                if model is None or not model.replicas:
+                    ready_at = None
+                    continue
+                ready_at = self._clock() if ready_at is None else ready_at
+                if self._clock() - ready_at >= _RAMP_SECONDS:
+                    queue.release(len(queue), model.replicas)
                     continue
                 room = demand.slots(self._deployments.get(place)) * len(model.replicas)
                 mine = -(-room // max(1, self._num_gateways()))

@@ -123,7 +123,15 @@ class Gateway:
             return
         salt = f"{identity.cache_scope}\0{call.cache_salt}"  # no client hits what another one has cached
         facts = RequestFacts(call.model, call.prompt, call.user, salt, exchange.scope["headers"])
-        await exchange.run(self.relay.relay(exchange, destination, request, facts, account), self.drain.cut)
+        work = self.relay.relay(
+            exchange,
+            destination,
+            request,
+            facts,
+            account,
+            lambda: self.dispatcher.destination(call, given, self._authenticate(exchange)),
+        )
+        await exchange.run(work, self.drain.cut)
         recording = account.recording
         if recording is not None and (answer := recording.answer) is not None:
             self.cache.put(recording.key, answer, destination.cache_seconds)

@@ -105,6 +105,7 @@ class Metrics:
 
     def held(self, model: str, change: int) -> None:
         """One request more, or less, waits for a model without pods."""
+        self._durations.hold_seconds.labels(model, "timeout")  # so that a rate knows the first one
         self._durations.held.labels(model).inc(change)
 
     def hold_ended(self, model: str, outcome: str, seconds: float) -> None:

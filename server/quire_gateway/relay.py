@@ -101,17 +101,20 @@ class Relay:
         request: UpstreamRequest,
         facts: RequestFacts,
         account: Account,
+        is_open: Callable[[], object],
     ) -> None:
         """Answer the request, by a fallback where no replica of its destination does. Raises ApiError where
-        nothing does.
+        nothing does. ``is_open``: asked after a wait; raises ApiError where it would be refused then.
         """
         destination.retries.add_request()
-        unanswered = await self._ask_awake(exchange, destination, request, facts, account)
+        until = self._clock() + destination.hold.max_seconds
+        held = Held(account.client, request.stream, len(request.body), destination.hold, until, is_open)
+        unanswered = await self._ask_awake(exchange, destination, request, facts, account, held)
         for step in destination.fallbacks:
             if unanswered is None:
                 return
             changed = _changed(request, destination, step)
-            if changed is None:
+            if changed is None or (step.halves_max_tokens and isinstance(unanswered.failure, HoldError)):
                 continue
             self._metrics.fell_back(destination.model, step.name)
             account.recording = None  # of what was asked for
@@ -120,7 +123,7 @@ class Relay:
                 await _send_canned(exchange, request, destination.model, step.canned, account)
                 return
             target = step.destination or destination
-            unanswered = await self._ask_awake(exchange, target, changed, facts, account, unanswered)
+            unanswered = await self._ask_awake(exchange, target, changed, facts, account, held, unanswered)
             if unanswered is not None:
                 exchange.headers = headers
         if unanswered is not None:
@@ -133,10 +136,10 @@ class Relay:
         request: UpstreamRequest,
         facts: RequestFacts,
         account: Account,
+        held: Held,
         before: _Unanswered | None = None,
     ) -> _Unanswered | None:
         """As `_ask`; where the model's pods have stopped one is started, and the request waits for it."""
-        held = Held(account.client, request.stream, destination.hold)
         avoided: tuple[str, ...] = ()
         try:
             while True:

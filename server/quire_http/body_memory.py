@@ -71,6 +71,12 @@ class BodyShare:
             self._memory._take(self._client, self._held, num_bytes - self._held)
             self._held = num_bytes
 
+    def shrink_to(self, num_bytes: int) -> None:
+        """Hold at most so much."""
+        if num_bytes < self._held:
+            self._memory._change(self._client, num_bytes - self._held)
+            self._held = num_bytes
+
     def release(self) -> None:
         """Give everything back."""
         self._memory._change(self._client, -self._held)

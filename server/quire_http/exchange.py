@@ -97,6 +97,11 @@ class HttpExchange:
             self._has_unread_body = False  # it is not waited for a second time
             raise ApiError(408, f"The body did not arrive within {_BODY_TIMEOUT_SECONDS:g} s.") from None
 
+    def shrink_body(self, num_bytes: int) -> None:
+        """So much of the body is in memory, and nothing that was made of it."""
+        if self._share is not None:
+            self._share.shrink_to(num_bytes)
+
     def release_body(self) -> None:
         """Nothing of the body is in memory any more, but for what its size does not matter for."""
         if self._share is not None:

@@ -2,10 +2,13 @@
 
 import concurrent.futures
 import contextlib
+import hashlib
 import json
 import socket
 import threading
+import time
 
+import httpx
 import pytest
 
 from tests.gateway.conftest import slice_of
@@ -46,6 +49,19 @@ def num_held(gateway):
     with contextlib.suppress(AssertionError):  # none has waited yet
         return gateway.metric("gateway_held_requests", model="tiny")
     return 0
+
+
+KEY = {"authorization": "Bearer sk-one"}
+
+
+def client_of(tokens_per_minute):
+    hashes = [hashlib.sha256(b"sk-one").hexdigest()]
+    limits = {"tokensPerMinute": tokens_per_minute}
+    return llm_object("LLMClient", "c", {"keyHashes": hashes, "limits": limits})
+
+
+def name_of(lease):
+    return lease.rpartition(".")[2]
 
 
 @pytest.fixture
@@ -182,3 +198,73 @@ def test_where_no_lease_would_start_a_pod_no_request_waits(asleep, spec):
     answer = gateway.post("/v1/chat/completions", CHAT)
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "no_replica")
     assert "leases" not in gateway.kube.objects or LEASE not in gateway.kube.objects["leases"]
+
+
+def test_a_client_that_gives_up_while_it_waits_is_charged_nothing(asleep, kube, engines):
+    kube.put(client_of(tokens_per_minute=60))
+    gateway = asleep()
+    for stream in (False, True) * 2:
+        body = {**CHAT, "stream": stream}
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(gateway.url + "/v1/chat/completions", json=body, headers=KEY, timeout=0.5)
+    assert {one["outcome"] for one in gateway.wait_requests(4)} == {"aborted"}
+    wake(gateway, engines[0])
+    answer = gateway.post("/v1/chat/completions", CHAT, "sk-one")
+    assert answer.status_code == 200, answer.text
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_one_that_waits_is_refused_as_soon_as_its_model_is_switched_off(asleep, background, stream):
+    gateway = asleep(hold={"maxSeconds": 600})
+    asked = background(gateway.post, "/v1/chat/completions", {**CHAT, "stream": stream})
+    gateway.wait("it waits", lambda: num_held(gateway) == 1)
+    rules = [{"targets": [{"deployment": "tiny"}]}]
+    switch = {"enabled": True, "message": "Closed."}
+    gateway.kube.put(llm_object("LLMRoute", "r", {"models": ["tiny"], "rules": rules, "killSwitch": switch}))
+    answer = asked.result(60)
+    assert "kill_switch" in answer.text
+
+
+def test_one_that_waits_is_refused_as_soon_as_nothing_will_start_a_pod(asleep, background):
+    gateway = asleep(hold={"maxSeconds": 600})
+    asked = background(gateway.post, "/v1/chat/completions", CHAT)
+    gateway.wait("it waits", lambda: num_held(gateway) == 1)
+    gateway.kube.put(llm_object("LLMDeployment", "tiny", {**SLEEPS, "suspend": True}))
+    assert asked.result(60).json()["error"]["code"] == "hold_timeout"
+
+
+def test_a_request_waits_once_whatever_its_fallbacks_are(asleep, kube):
+    small = {"model": {"servedName": "tiny"}, **SLEEPS}
+    kube.put(llm_object("LLMDeployment", "small", small))
+    kube.put(endpoint_slice("small-none", {}, model="small"))
+    fallbacks = [{"halveMaxTokens": True}, {"deployment": "small"}, {"canned": "Later."}]
+    gateway = asleep(hold={"maxSeconds": 2}, fallbacks=fallbacks)
+    begun = time.monotonic()
+    answer = gateway.post("/v1/chat/completions", CHAT)
+    assert text_of(answer.text) == "Later."
+    assert time.monotonic() - begun < 2 * 2, "not two seconds for each"
+    asked_for = {"tiny", "small"}
+    gateway.wait("both are started", lambda: {name_of(one) for one in kube.objects["leases"]} >= asked_for)
+
+
+def test_a_gateway_that_ends_leaves_no_lease(asleep):
+    gateway = asleep(hold={"maxSeconds": 1})
+    gateway.post("/v1/chat/completions", CHAT)
+    gateway.wait("the operator is asked", lambda: LEASE in gateway.kube.objects.get("leases", {}))
+    gateway.process.terminate()
+    gateway.wait("it has ended", gateway.ended)
+    assert LEASE not in gateway.kube.objects["leases"]
+
+
+def test_long_bodies_that_wait_leave_room_for_the_requests_of_other_models(asleep, engines, background):
+    gateway = asleep(hold={"maxSeconds": 600})
+    gateway.kube.put(endpoint_slice("awake", {"awake": "127.0.0.1"}, model="awake", port=engines[0].port))
+    gateway.kube.put(llm_object("LLMDeployment", "awake", {"model": {"servedName": "tiny"}}))
+    gateway.wait("it is known", lambda: gateway.replicas(model="awake") == 1)
+    long = {**CHAT, "messages": [{"role": "user", "content": "a " * 150_000}]}
+    for _ in range(80):
+        background(gateway.post, "/v1/chat/completions", long)
+    gateway.wait("as many wait as may", lambda: any(one["status"] == 503 for one in gateway.requests()))
+    refused = [one for one in gateway.requests() if one["status"] == 503]
+    assert num_held(gateway) < 80 and refused
+    assert gateway.post("/v1/chat/completions", {**CHAT, "model": "awake"}).status_code == 200

@@ -26,8 +26,10 @@ from quire_operator.cluster.errors import ClusterError, UnreachableError
 logger = logging.getLogger(__name__)
 
 _SELECTOR = f"{names.LABEL_ROLE}={names.ROLE_DEMAND}"
-_WATCH_SECONDS = 300
-_LATE_SECONDS = 15
+# A connection that died unseen is noticed when the watch is late to end: long before requests give up.
+_WATCH_SECONDS = 30
+_LATE_SECONDS = 5
+_SHORT_SECONDS = 5.0  # a watch that ends sooner was none
 _CONNECT_SECONDS = 5
 _PAUSES = (0.5, 1.0, 2.0, 5.0, 10.0)
 _CHUNK_BYTES = 1 << 16
@@ -55,9 +57,11 @@ class DemandWatch:
         failures = 0
         while True:
             try:
-                version = await self._list()
-                failures = 0
+                version, begun = await self._list(), time.monotonic()
                 await self._watch(version)
+                if time.monotonic() - begun < _SHORT_SECONDS:
+                    raise UnreachableError("the watch of Leases ended at once")
+                failures = 0
             # ValueError: a line that is no JSON, cut by a proxy between for example.
             except (ClusterError, aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
                 logger.log(

@@ -239,7 +239,7 @@ def _to_apply(manifest: Body, observed: Observed, owner: ReplicaOwner) -> Manife
     if manifest["kind"] not in WORKLOAD_KINDS or owner is ReplicaOwner.SPEC:
         return drift.with_applied_hash(manifest)
     live = observed.children.get(ref(manifest))
-    hashed = drift.with_applied_hash(_without_replicas(manifest))
+    hashed = drift.with_applied_hash(_without_replicas(dict(manifest)))
     annotations = hashed["metadata"]["annotations"]
     if owner is ReplicaOwner.IDLE and live is not None and drift.reason_to_apply(hashed, live) == "changed":
         owner = ReplicaOwner.HPA  # what was changed starts once, so that an error in it shows

@@ -54,6 +54,8 @@ def condition(
             "The Deployment has no HorizontalPodAutoscaler; something else has to scale it.",
         )
     mirrored = _mirrored(own or {})
+    if model.scales_to_zero and mirrored[1] == "ScalingDisabled":
+        return "Unknown", "Pending", "Pods are started; the autoscaler has not seen that yet."
     if who == "HPA" and not has_adapter and mirrored[1] in ("MetricsUnavailable", "Pending"):
         # Another adapter may serve the same API: the autoscaler has the last word.
         status = "False" if mirrored[1] == "MetricsUnavailable" else "Unknown"
