@@ -23,6 +23,7 @@ from quire_gateway.kube_api import KubeApi
 from quire_gateway.llm_client import LLMClient
 from quire_gateway.openai.calls import Call
 from quire_gateway.replicas import ReplicaTable
+from quire_gateway.rollout import Arm, RolloutCounts, current
 from quire_gateway.routing.by_load import RoundRobin
 from quire_gateway.routing_state import RoutingState
 from quire_gateway.settings import Timeouts
@@ -73,7 +74,8 @@ class Gateway:
         replicas = ReplicaTable((NAMESPACE,), 8001, time.monotonic, lambda _: RoundRobin())
         self.dispatcher = Dispatcher(replicas, self.state, Timeouts())
         leases = GatewayLeases(self.state.changed.set, time.monotonic)
-        self.writer = StatusWriter(kube, (NAMESPACE, name), self.state, leases, replicas)
+        self.rollouts = RolloutCounts()
+        self.writer = StatusWriter(kube, (NAMESPACE, name), self.state, leases, replicas, self.rollouts)
         stores: list[tuple[informer.Kind, informer.Store]] = [
             (informer.LEASES, leases),
             (informer.LLM_ROUTES, self.state.routes),
@@ -168,6 +170,47 @@ async def test_a_kill_switch_and_a_revoked_key_hold_at_every_gateway_within_a_se
 
         await gateways[1].writer.close()
         await until(lambda: len(api.request("GET", LEASES)["items"]), 1)
+
+
+async def test_all_gateways_route_by_one_step_of_a_rollout_and_what_one_of_them_sees_ends_it(
+    api: Client, account: Path
+) -> None:
+    rolls = {
+        "deployment": "newest",
+        "steps": [{"weight": 40, "pauseSeconds": 3600}],
+        "abortOn": {"errorPercent": 5, "minRequests": 10},
+    }
+    api.create(object_of(gateway_kinds.LEAST[0], "rolls", models=["rolls"], rollout=rolls))
+
+    def rollout() -> tuple[object, ...]:
+        body = api.request("GET", f"{API}/llmroutes/rolls")
+        found = body["status"].get("rollout") or {}
+        return found.get("phase"), found.get("currentWeight")
+
+    async with running(api, account, "gateway-d", "gateway-e") as gateways:
+
+        def weights() -> set[int]:
+            routes = [gateway.state.table.routes.get("rolls") for gateway in gateways]
+            return {int(one.rollout_status.get("currentWeight", -1)) if one else -1 for one in routes}
+
+        await until(rollout, ("Progressing", 0))  # there is no such LLMDeployment
+        for gateway in gateways:
+            gateway.state.deployments.put(
+                {"metadata": {"name": "newest", "namespace": NAMESPACE, "uid": "n"}, "spec": {}}
+            )
+        await until(rollout, ("Progressing", 40))
+        await until(weights, {40})
+
+        route = gateways[1].state.table.routes["rolls"]
+        assert route.rollout is not None
+        key, _ = current(route.rollout, route.rollout_status)
+        for _ in range(10):
+            gateways[1].rollouts.ended(Arm(route.uid, key, is_candidate=True), is_error=True, first_byte=None)
+        await until(rollout, ("Aborted", 0))
+        await until(weights, {0})
+        assert status_of(api, "llmroutes", "rolls")["RolledOut"] == ("False", "Aborted")
+        edit(api, "llmroutes", "rolls", rollout=None)
+        await until(rollout, (None, None))
 
 
 async def test_of_two_routes_with_one_name_the_younger_one_says_that_it_is_not_accepted(

@@ -124,7 +124,8 @@ async def _serve(settings: Settings, listener: socket.socket, signer: RequestSig
     writers: list[asyncio.Task[None]] = []
     if is_in_cluster:
         watch = Informer(api, informer.LEASES, leases, settings.pod_namespace)
-        writer = StatusWriter(api, (settings.pod_namespace, settings.pod_name), state, leases, table)
+        place = settings.pod_namespace, settings.pod_name
+        writer = StatusWriter(api, place, state, leases, table, metrics.rollouts)
         usage = UsageWriter(api, state, ledger)
         demands = DemandWriter(api, settings.pod_namespace, activator)
         writers = [loop.create_task(one.run()) for one in (writer, usage, demands)]

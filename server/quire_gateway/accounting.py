@@ -12,6 +12,7 @@ from quire_gateway.client_limits import Reservation
 from quire_gateway.log import AccessLog
 from quire_gateway.metrics import Metrics
 from quire_gateway.response_cache import Recording
+from quire_gateway.rollout import Arm
 from quire_gateway.usage import Usage
 from quire_http.errors import ApiError
 from quire_http.exchange import ClientGoneError, CutError
@@ -34,6 +35,8 @@ class Account:
         self.num_events = 0  # of a stream, about one for each token
         self.recording: Recording | None = None  # of the answer, where it may be kept
         self.reservation: Reservation | None = None  # of the client's limits, where it has any
+        self.arm: Arm | None = None  # of a rollout
+        self.fell_back = False
         self.replicas: list[str] = []  # the pods that were asked, in their order
         self._path = path
         self._request_id = request_id
@@ -65,6 +68,9 @@ class Account:
         seconds = self._clock() - self._begun_at
         outcome = self._outcome(error)
         self._settle(error)
+        if self.arm is not None and outcome not in ("aborted", "client_error", "limited", "cancelled"):
+            is_error = self.fell_back or outcome != "success"
+            self._metrics.rollouts.ended(self.arm, is_error=is_error, first_byte=self._first_byte)
         self._metrics.ended(self.model, self.client, outcome, seconds, self._first_byte)
         self._log.request(
             {

@@ -100,7 +100,7 @@ class Gateway:
         given = {name.decode("latin-1"): value.decode("latin-1") for name, value in exchange.scope["headers"]}
         destination = self.dispatcher.destination(call, given, client)
         account.model, account.stream = destination.model, call.stream
-        account.deployment = destination.replicas.name
+        account.deployment, account.arm = destination.replicas.name, destination.arm
         if destination.served_name != call.model:
             body = calls.with_model(body, call.model, destination.served_name)
         headers = {name: value for name, value in given.items() if name in REQUEST_HEADERS}

@@ -6,10 +6,10 @@ the routing table and the replicas as they are now, without waiting for anything
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from quire_gateway import arms
+from quire_gateway import arms, rollout
 from quire_gateway.llm_client import LLMClient, key_hash
 from quire_gateway.llm_route import (
     DEFAULT_HOLD,
@@ -24,6 +24,7 @@ from quire_gateway.llm_route import (
 from quire_gateway.openai.calls import Call, estimated_tokens
 from quire_gateway.replicas import Model, ReplicaTable
 from quire_gateway.retry_budget import RetryBudget
+from quire_gateway.rollout import Arm, StepKey
 from quire_gateway.routing_state import RoutingState
 from quire_gateway.routing_table import Place, RoutingTable
 from quire_gateway.settings import Timeouts
@@ -48,6 +49,7 @@ class Destination:
     strategy: Strategy = DEFAULT_STRATEGY
     fallbacks: tuple[Step, ...] = ()
     hold: Hold = DEFAULT_HOLD
+    arm: Arm | None = None  # of the route's rollout
     cache_seconds: int = 0
     version: str = ""  # of the LLMDeployment, as far as it is known
 
@@ -131,11 +133,17 @@ class Dispatcher:
                 "does not have the headers that they ask for."
             )
             raise ApiError(400, message, code="no_matching_rule")
-        target = self._target(route, rule, call, headers, client) or rule.targets[0]
+        targets, key = _with_rollout(route, rule)
+        target = self._target(route, targets, call, headers, client) or targets[0]
         destination = self._destination(table, route, call.model, target.deployment)
         steps = tuple(self._steps(table, route, call.model))
         version = self._version((route.namespace, target.deployment)) if route.cache_seconds else ""
-        return replace(destination, fallbacks=steps, cache_seconds=route.cache_seconds, version=version)
+        arm = None
+        if key is not None and route.rollout is not None:
+            arm = Arm(route.uid, key, target.deployment == route.rollout.deployment)
+        return replace(
+            destination, fallbacks=steps, cache_seconds=route.cache_seconds, version=version, arm=arm
+        )
 
     def _version(self, place: Place) -> str:
         """Changes with each change of an LLMDeployment."""
@@ -175,10 +183,15 @@ class Dispatcher:
                 yield Step(f"deployment={one.deployment}", destination)
 
     def _target(
-        self, route: LLMRoute, rule: Rule, call: Call, headers: Headers, client: LLMClient | None
+        self,
+        route: LLMRoute,
+        targets: Sequence[Target],
+        call: Call,
+        headers: Headers,
+        client: LLMClient | None,
     ) -> Target | None:
         """The target that this conversation stays with, among those that there are."""
-        there = [one for one in rule.targets if self._replicas.at((route.namespace, one.deployment))]
+        there = [one for one in targets if self._replicas.at((route.namespace, one.deployment))]
         if len(there) < 2:
             return arms.choose(there, b"")
         session = headers.get(route.session_header) if route.session_header else None
@@ -193,6 +206,20 @@ class Dispatcher:
             self._budgets = {one: budget for one, budget in self._budgets.items() if one in used}
             self._budgets[key] = RetryBudget(key[1])
         return self._budgets[key]
+
+
+def _with_rollout(route: LLMRoute, rule: Rule) -> tuple[tuple[Target, ...], StepKey | None]:
+    """The targets of a rule with that of the rollout, by their present weights, and its step; None where
+    there is no rollout, or it has no share.
+    """
+    if route.rollout is None:
+        return rule.targets, None
+    key, percent = rollout.current(route.rollout, route.rollout_status)
+    if not percent:
+        return rule.targets, None
+    whole = sum(one.weight for one in rule.targets)
+    others = tuple(Target(one.deployment, one.weight * (100 - percent)) for one in rule.targets)
+    return (*others, Target(route.rollout.deployment, whole * percent)), key
 
 
 def matches(rule: Rule, call: Call, headers: Headers) -> bool:

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 LABEL_ROLE = "serving.quire.dev/role"
 ROLE = "gateway"
 ANNOTATION_APPLIED = "serving.quire.dev/applied"
+ANNOTATION_ROLLOUTS = "serving.quire.dev/rollouts"
 DURATION_SECONDS = 15
 
 Body = Mapping[str, Any]
@@ -27,6 +29,7 @@ class GatewayLeases:
         self._changed = changed
         self._clock = clock
         self._leases: dict[str, tuple[object, float, Generations]] = {}  # renewal, since when, generations
+        self._rollouts: dict[str, Any] = {}  # what each says that it has seen of rollouts
 
     def live(self) -> dict[str, Generations]:
         """By the name of each gateway that runs what it uses."""
@@ -42,9 +45,13 @@ class GatewayLeases:
         now = self._clock()
         return sum(now - since < DURATION_SECONDS for _, since, _ in self._leases.values())
 
+    def rollouts(self) -> list[Any]:
+        """What each gateway that runs says that it has seen of rollouts, as it wrote it."""
+        return [self._rollouts[name] for name in self.live() if name in self._rollouts]
+
     def replace(self, bodies: Iterable[Body], namespace: str) -> None:
         """These are all Leases."""
-        known, self._leases = self._leases, {}
+        known, self._leases, self._rollouts = self._leases, {}, {}
         for body in bodies:
             self._put(body, known)
         self._changed()
@@ -57,6 +64,7 @@ class GatewayLeases:
     def remove(self, body: Body) -> None:
         """A gateway has ended."""
         self._leases.pop(str(body["metadata"]["name"]), None)
+        self._rollouts.pop(str(body["metadata"]["name"]), None)
         self._changed()
 
     def _put(self, body: Body, known: Mapping[str, tuple[object, float, Generations]]) -> None:
@@ -64,17 +72,23 @@ class GatewayLeases:
         before = known.get(name)
         since = before[1] if before is not None and before[0] == renewed else self._clock()
         self._leases[name] = (renewed, since, _generations(body))
+        self._rollouts[name] = _said(body, ANNOTATION_ROLLOUTS)
 
 
-def lease(name: str, generations: Generations, renewed: str) -> dict[str, Any]:
-    """The Lease of a gateway."""
+def lease(
+    name: str, generations: Generations, renewed: str, rollouts: Mapping[str, Any] = MappingProxyType({})
+) -> dict[str, Any]:
+    """The Lease of a gateway. ``rollouts``: what it has seen of them."""
     return {
         "apiVersion": "coordination.k8s.io/v1",
         "kind": "Lease",
         "metadata": {
             "name": name,
             "labels": {LABEL_ROLE: ROLE},
-            "annotations": {ANNOTATION_APPLIED: json.dumps(generations, separators=(",", ":"))},
+            "annotations": {
+                ANNOTATION_APPLIED: json.dumps(generations, separators=(",", ":")),
+                ANNOTATION_ROLLOUTS: json.dumps(dict(rollouts), separators=(",", ":")),
+            },
         },
         "spec": {"holderIdentity": name, "leaseDurationSeconds": DURATION_SECONDS, "renewTime": renewed},
     }
@@ -82,7 +96,15 @@ def lease(name: str, generations: Generations, renewed: str) -> dict[str, Any]:
 
 def _generations(body: Body) -> Generations:
     try:
-        found = json.loads((body["metadata"].get("annotations") or {})[ANNOTATION_APPLIED])
+        found = _said(body, ANNOTATION_APPLIED)
         return {str(uid): int(generation) for uid, generation in found.items()}
+    except (ValueError, TypeError, AttributeError):
+        return {}
+
+
+def _said(body: Body, annotation: str) -> Any:
+    """The JSON of an annotation, an empty object where it is none."""
+    try:
+        return json.loads((body["metadata"].get("annotations") or {})[annotation])
     except (KeyError, ValueError, TypeError, AttributeError):
         return {}

@@ -100,6 +100,32 @@ DEFAULT_HOLD = Hold()
 
 
 @dataclass(frozen=True, slots=True)
+class RolloutStep:
+    """A share of the conversations in percent, and for how long."""
+
+    weight: int
+    pause_seconds: int = 600
+
+
+@dataclass(frozen=True, slots=True)
+class AbortOn:
+    """What takes the share away again. ``ttft_percent``: of what the other deployments take."""
+
+    error_percent: int | None = None
+    ttft_percent: int | None = None
+    min_requests: int = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """How conversations move to another LLMDeployment."""
+
+    deployment: str
+    steps: tuple[RolloutStep, ...]
+    abort_on: AbortOn = AbortOn()
+
+
+@dataclass(frozen=True, slots=True)
 class LLMRoute:
     """One route."""
 
@@ -116,13 +142,17 @@ class LLMRoute:
     prices: Prices = field(default=Prices())
     fallbacks: tuple[Fallback, ...] = ()
     hold: Hold = DEFAULT_HOLD
+    rollout: Rollout | None = None
+    rollout_status: Mapping[str, Any] = field(default_factory=dict)  # where the gateways are with it
     cache_seconds: int = 0  # for which an answer is given again
 
     @property
     def deployments(self) -> list[str]:
         """Every target's and fallback's, once."""
         targets = [target.deployment for rule in self.rules for target in rule.targets]
-        return list(dict.fromkeys(targets + [one.deployment for one in self.fallbacks if one.deployment]))
+        rollout = [self.rollout.deployment] if self.rollout is not None else []
+        fallbacks = [one.deployment for one in self.fallbacks if one.deployment]
+        return list(dict.fromkeys(targets + rollout + fallbacks))
 
 
 def parse(body: Mapping[str, Any]) -> LLMRoute:
@@ -142,6 +172,8 @@ def parse(body: Mapping[str, Any]) -> LLMRoute:
             kill_switch=_kill_switch(spec.get("killSwitch") or {}),
             prices=_prices(spec.get("prices") or {}),
             hold=_hold(spec.get("hold") or {}),
+            rollout=_rollout(spec["rollout"]) if spec.get("rollout") else None,
+            rollout_status=dict((body.get("status") or {}).get("rollout") or {}),
             cache_seconds=int((spec.get("cache") or {}).get("ttlSeconds", 0)),
             fallbacks=tuple(map(_fallback, spec.get("fallbacks") or ())),
         )
@@ -186,6 +218,23 @@ def _strategy(body: Mapping[str, Any]) -> Strategy:
     if name not in STRATEGIES:
         raise ValueError(f"routing.strategy is {name!r}")
     return Strategy(name, str(header)) if name == "Session" and header else Strategy(name)
+
+
+def _rollout(body: Mapping[str, Any]) -> Rollout:
+    abort = body.get("abortOn") or {}
+    errors, ttft = abort.get("errorPercent"), abort.get("ttftPercent")
+    return Rollout(
+        deployment=str(body["deployment"]),
+        steps=tuple(
+            RolloutStep(int(one["weight"]), int(one.get("pauseSeconds", RolloutStep(0).pause_seconds)))
+            for one in body["steps"]
+        ),
+        abort_on=AbortOn(
+            error_percent=None if errors is None else int(errors),
+            ttft_percent=None if ttft is None else int(ttft),
+            min_requests=int(abort.get("minRequests", AbortOn().min_requests)),
+        ),
+    )
 
 
 def _hold(body: Mapping[str, Any]) -> Hold:

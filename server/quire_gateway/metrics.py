@@ -15,6 +15,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector
 
 from quire_gateway.replicas import ReplicaTable
+from quire_gateway.rollout import RolloutCounts
 from quire_gateway.usage import Usage
 
 _TTFT = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
@@ -26,6 +27,7 @@ class Metrics:
 
     def __init__(self, table: ReplicaTable, clock: Callable[[], float] = time.monotonic) -> None:
         self.registry = registry = CollectorRegistry()
+        self.rollouts = RolloutCounts()
         counter = partial(Counter, registry=registry)
         self._requests = counter(
             "gateway_requests", "Requests by how they ended.", ["model", "client", "status"]

@@ -11,6 +11,7 @@ from typing import Any
 from quire_gateway import llm_client, llm_route, usage_ledger
 from quire_gateway.gateway_leases import Generations
 from quire_gateway.llm_route import LLMRoute
+from quire_gateway.rollout import COMPLETED
 from quire_gateway.routing_table import Body, Place, RoutingTable, uid_of
 
 Condition = tuple[str, bool, str, str]  # type, status, reason, message
@@ -22,9 +23,15 @@ def generation_of(body: Body) -> int:
 
 
 def route_conditions(
-    body: Body, table: RoutingTable, known: Collection[Place], ready: Collection[Place]
+    body: Body,
+    table: RoutingTable,
+    known: Collection[Place],
+    ready: Collection[Place],
+    rollout: Mapping[str, Any] | None = None,
 ) -> list[Condition]:
-    """Those of an LLMRoute. ``known``: the LLMDeployments; ``ready``: those with a ready replica."""
+    """Those of an LLMRoute. ``known``: the LLMDeployments; ``ready``: those with a ready replica;
+    ``rollout``: its status.
+    """
     rejection = table.rejected.get(uid_of(body))
     if rejection is not None and rejection[0] == "Unreadable":
         return [("Accepted", False, *rejection), ("Ready", False, *rejection)]
@@ -39,7 +46,11 @@ def route_conditions(
     if rejection is not None:
         accepted = ("Accepted", False, *rejection)
     has_replica = any(place in ready for place in places.values())
-    return [accepted, resolved, _route_ready(route, rejection, has_replica)]
+    rolled: list[Condition] = []
+    if rollout:
+        phase = str(rollout["phase"])
+        rolled = [("RolledOut", phase == COMPLETED, phase, str(rollout["message"]))]
+    return [accepted, resolved, *rolled, _route_ready(route, rejection, has_replica)]
 
 
 def _route_ready(route: LLMRoute, rejection: tuple[str, str] | None, has_replica: bool) -> Condition:

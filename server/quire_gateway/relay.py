@@ -117,6 +117,7 @@ class Relay:
             if changed is None or (step.halves_max_tokens and isinstance(unanswered.failure, HoldError)):
                 continue
             self._metrics.fell_back(destination.model, step.name)
+            account.fell_back = True
             account.recording = None  # of what was asked for
             headers, exchange.headers = exchange.headers, [*exchange.headers, (DEGRADED_HEADER, step.name)]
             if step.canned is not None:

@@ -14,10 +14,13 @@ from quire_gateway.routing_table import Body, Place, RoutingTable, place_of, res
 
 
 class ObjectStore:
-    """The objects of one kind. ``changed`` is called after each change."""
+    """The objects of one kind. ``changed`` is called after each change. ``part_of_status``: the only one that
+    is routed by, none where it is empty.
+    """
 
-    def __init__(self, changed: Callable[[], None]) -> None:
+    def __init__(self, changed: Callable[[], None], part_of_status: str = "") -> None:
         self._changed = changed
+        self._part_of_status = part_of_status
         self._bodies: dict[Place, Body] = {}
 
     def bodies(self) -> list[Body]:
@@ -35,10 +38,11 @@ class ObjectStore:
         self._changed()
 
     def put(self, body: Mapping[str, Any]) -> None:
-        """An object is new or has changed. Nothing follows from its status alone."""
+        """An object is new or has changed."""
         before, now = self._bodies.get(place_of(body)), _trimmed(body)
         self._bodies[place_of(body)] = now
-        if before is None or _without_status(before) != _without_status(now):
+        part = self._part_of_status
+        if before is None or _routed_by(before, part) != _routed_by(now, part):
             self._changed()
 
     def remove(self, body: Mapping[str, Any]) -> None:
@@ -52,7 +56,7 @@ class RoutingState:
 
     def __init__(self) -> None:
         self.changed = asyncio.Event()
-        self.routes = ObjectStore(self._invalidate)
+        self.routes = ObjectStore(self._invalidate, "rollout")
         self.clients = ObjectStore(self._invalidate)
         self.deployments = ObjectStore(self._invalidate)
         self._table: RoutingTable | None = None
@@ -75,6 +79,7 @@ def _trimmed(body: Mapping[str, Any]) -> Body:
     return {**body, "metadata": metadata}
 
 
-def _without_status(body: Body) -> Body:
+def _routed_by(body: Body, part_of_status: str) -> Body:
+    """All but the status, and of that the part that is routed by."""
     metadata = {name: value for name, value in body["metadata"].items() if name != "resourceVersion"}
-    return {**body, "metadata": metadata, "status": None}
+    return {**body, "metadata": metadata, "status": (body.get("status") or {}).get(part_of_status)}

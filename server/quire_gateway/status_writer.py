@@ -10,17 +10,20 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from typing import Any
 
 import aiohttp
 
+from quire_gateway import rollout
 from quire_gateway.gateway_leases import GatewayLeases, lease
 from quire_gateway.informer import LEASES, LLM_CLIENTS, LLM_ROUTES, Kind
 from quire_gateway.kube_api import Connection, KubeApi, KubeError, MissingError
 from quire_gateway.object_status import client_conditions, generation_of, route_conditions, status
 from quire_gateway.replicas import ReplicaTable
+from quire_gateway.rollout import RolloutCounts, Sides
 from quire_gateway.routing_state import RoutingState
-from quire_gateway.routing_table import Body, place_of, uid_of
+from quire_gateway.routing_table import Body, Place, place_of, uid_of
 
 logger = logging.getLogger(__name__)
 
@@ -41,12 +44,14 @@ class StatusWriter:
         state: RoutingState,
         leases: GatewayLeases,
         replicas: ReplicaTable,
+        rollouts: RolloutCounts,
     ) -> None:
         self._api = api
         self._namespace, self._name = place
         self._state = state
         self._leases = leases
         self._replicas = replicas
+        self._rollouts = rollouts
         self._said: dict[str, int] | None = None  # the generations in the Lease
         self._renewed_at = float("-inf")
 
@@ -78,7 +83,9 @@ class StatusWriter:
         objects = [*self._state.routes.bodies(), *self._state.clients.bodies()]
         generations = {uid_of(body): generation_of(body) for body in objects}
         if generations != self._said or time.monotonic() - self._renewed_at >= RENEW_SECONDS:
-            body = lease(self._name, generations, _now("%Y-%m-%dT%H:%M:%S.000000Z"))
+            self._rollouts.keep({one.uid for one in self._state.table.routes.values() if one.rollout})
+            now = _now("%Y-%m-%dT%H:%M:%S.000000Z")
+            body = lease(self._name, generations, now, self._rollouts.document())
             path = self._path(LEASES, self._namespace, self._name)
             await connection.send(
                 "PATCH", f"{path}?fieldManager=quire-gateway&force=true", body, _APPLY_PATCH
@@ -111,13 +118,29 @@ class StatusWriter:
         known = self._replicas.places() | set(table.served_names)
         ready = self._replicas.ready_places()
         for body in self._state.routes.bodies():
-            new = status(body, route_conditions(body, table, known, ready), live, now)
-            if new != _without_usage(body):
-                yield LLM_ROUTES, body, new
+            rolled = self._rollout(body, known)
+            new = status(body, route_conditions(body, table, known, ready, rolled), live, now)
+            if new | ({"rollout": rolled} if rolled else {}) != _without_usage(body):
+                yield LLM_ROUTES, body, new | {"rollout": rolled}
         for body in self._state.clients.bodies():
             new = status(body, client_conditions(body, table, time.time()), live, now)
             if new != _without_usage(body):
                 yield LLM_CLIENTS, body, new
+
+    def _rollout(self, body: Body, known: Collection[Place]) -> dict[str, Any] | None:
+        """Where the rollout of a route is now; None where it has none."""
+        route = next((one for one in self._state.table.routes.values() if one.uid == uid_of(body)), None)
+        if route is None or route.rollout is None:
+            return None
+        key, _ = rollout.current(route.rollout, route.rollout_status)
+        seen = Sides()
+        for document in self._leases.rollouts():
+            stable, candidate = rollout.counts_of(document, route.uid, key)
+            seen = Sides(seen.stable.plus(stable), seen.candidate.plus(candidate))
+        is_resolved = (route.namespace, route.rollout.deployment) in known
+        return rollout.advance(
+            route.rollout, route.rollout_status, seen, time.time(), is_resolved=is_resolved
+        )
 
     @staticmethod
     def _path(kind: Kind, namespace: str, name: str) -> str:

@@ -165,11 +165,16 @@ def _handler(stub):
                 self._watch(int(query["resourceVersion"]), plural, query.get("labelSelector", ""))
 
         def do_PATCH(self):
-            """Apply a Lease; a status is taken and nothing is made of it."""
+            """Apply a Lease, or merge a status."""
             path = urlsplit(self.path).path
             body = json.loads(self.rfile.read(int(self.headers["content-length"])))
             if path.endswith("/status"):
-                self._json(200, {**body, "metadata": {"name": path.split("/")[-2], "namespace": NAMESPACE}})
+                *_, plural, name, _ = path.split("/")
+                old = stub.objects[plural][name]
+                merged = {**(old.get("status") or {}), **body["status"]}
+                body = {**old, "status": {name: one for name, one in merged.items() if one is not None}}
+                stub.put(body)
+                self._json(200, stub.objects[plural][name])
                 return
             body["metadata"].setdefault("namespace", NAMESPACE)
             stub.put(body)
