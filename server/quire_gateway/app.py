@@ -155,7 +155,7 @@ class Gateway:
             account.recording = Recording(key)
             return False
         self.metrics.cache_hit(destination.model)
-        account.deployment, account.usage = "", Usage(0, 0)
+        account.deployment, account.usage, account.arm = "", Usage(0, 0), None
         account.answer_begins(200)
         exchange.headers.append((CACHE_HEADER, "hit"))
         await exchange.begin(200, answer.headers)
