@@ -8,6 +8,7 @@ import secrets
 import threading
 from collections.abc import Callable, Iterator
 
+from e2e.http_server import HttpServer
 from e2e.operator import pods
 from e2e.operator.world import Body, World
 
@@ -55,7 +56,7 @@ def serving(port: int, answer: Answer) -> Iterator[Engine]:
         def log_message(self, *_: object) -> None:
             return
 
-    server = http.server.ThreadingHTTPServer((engine.ip, port), Handler)
+    server = HttpServer((engine.ip, port), Handler)
     server.daemon_threads = True
     server.block_on_close = False
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from e2e.http_server import HttpServer
+
 HEALTH_PORT = 8001
 # The keys of a config.json that memory depends on.
 LLAMA_2_13B = {
@@ -54,7 +56,7 @@ def statusz_server(answer: dict[str, Any]) -> Iterator[StatuszServer]:
         def log_message(self, *_: Any) -> None:
             return
 
-    server = http.server.ThreadingHTTPServer((speaker.ip, HEALTH_PORT), Handler)
+    server = HttpServer((speaker.ip, HEALTH_PORT), Handler)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
     thread.start()
     try:

@@ -5,8 +5,10 @@ e2e/api has the informer before a real one.
 
 import json
 import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from urllib.parse import parse_qs, urlsplit
+
+from e2e.http_server import HttpServer
 
 NAMESPACE = "models"
 
@@ -59,8 +61,7 @@ class KubeStub:
         self._events = []
         self._version = 10
         self._changed = threading.Condition()
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
-        self._server.daemon_threads = True
+        self._server = HttpServer(("127.0.0.1", 0), _handler(self))
         self.is_open = True
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
         threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()

@@ -34,6 +34,7 @@ def account(clock):
     )
     account = Account("/v1/chat/completions", "x", nothing, nothing, clock)
     account.reservation = Settled()
+    account.replicas.append("pod")
     return account
 
 
@@ -72,3 +73,11 @@ async def test_the_usage_of_a_long_answer_is_found_wherever_its_parts_end(accoun
     response = types.SimpleNamespace(status=200, content_type="application/json", raw_headers=[])
     await _stream(exchange, types.SimpleNamespace(read=read), response, account, None)
     assert account.usage == Usage(5, 30)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("error", [None, ClientGoneError(), CutError()])
+def test_a_request_that_no_replica_was_asked_for_takes_nothing(account, stream, error):
+    account.replicas.clear()
+    account.stream, account.prompt_tokens = stream, 9
+    assert settled(account, error) == "nothing"

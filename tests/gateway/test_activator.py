@@ -268,3 +268,4 @@ def test_long_bodies_that_wait_leave_room_for_the_requests_of_other_models(aslee
     refused = [one for one in gateway.requests() if one["status"] == 503]
     assert num_held(gateway) < 80 and refused
     assert gateway.post("/v1/chat/completions", {**CHAT, "model": "awake"}).status_code == 200
+    gateway.process.kill()  # those that wait would do so for ten minutes

@@ -3,11 +3,12 @@
 import hashlib
 import json
 import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 
 import httpx
 import pytest
 
+from e2e.http_server import HttpServer
 from tests.gateway.kube_stub import KubeStub, endpoint_slice, llm_object
 from tests.gateway.launch import Gateway
 
@@ -45,7 +46,7 @@ class Echo(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def replica():
-    with ThreadingHTTPServer(("127.0.0.1", 0), Echo) as server:
+    with HttpServer(("127.0.0.1", 0), Echo) as server:
         server.daemon_threads, server.gone = True, threading.Event()
         threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         yield server

@@ -4,10 +4,11 @@ import hashlib
 import json
 import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 
 import pytest
 
+from e2e.http_server import HttpServer
 from e2e.images import registry
 from e2e.images.errors import ImageError
 
@@ -43,7 +44,7 @@ class Registry(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def host() -> Iterator[str]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), Registry) as server:
+    with HttpServer(("127.0.0.1", 0), Registry) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"127.0.0.1:{server.server_port}"
         server.shutdown()

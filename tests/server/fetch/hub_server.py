@@ -6,8 +6,10 @@ import ssl
 import threading
 from collections import Counter
 from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from urllib.parse import unquote
+
+from e2e.http_server import HttpServer
 
 COMMIT = "c0ffee" + "0" * 34
 SIGNATURE = "signed-url-canary"
@@ -26,8 +28,7 @@ class _Listener:
             def log_message(self, *_: object) -> None:
                 pass
 
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.server.daemon_threads = True
+        self.server = HttpServer(("127.0.0.1", 0), Handler)
         threading.Thread(target=self.server.serve_forever, args=(0.05,), daemon=True).start()
         self.port = self.server.server_address[1]
 

@@ -4,10 +4,11 @@ import base64
 import hashlib
 import json
 import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 
 import pytest
 
+from e2e.http_server import HttpServer
 from tests.server.fetch import published
 from tests.server.fetch.hub_server import reply
 
@@ -44,9 +45,8 @@ class RegistryServer:
             def log_message(self, *_: object) -> None:
                 pass
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server = HttpServer(("127.0.0.1", 0), Handler)
         self._server.handle_error = lambda *_: None  # clients may close connections
-        self._server.daemon_threads = True
         threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
         self.address = f"127.0.0.1:{self._server.server_address[1]}"
 

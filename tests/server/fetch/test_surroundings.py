@@ -8,7 +8,7 @@ import ssl
 import subprocess
 import sys
 import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 
 import httpx
 import pytest
@@ -16,6 +16,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from e2e.http_server import HttpServer
 from e2e.ports import free_port
 from tests.server.fetch import published
 from tests.server.fetch.hub_server import reply
@@ -46,7 +47,7 @@ class Proxy:
             def log_message(self, *_: object) -> None:
                 pass
 
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server = HttpServer(("127.0.0.1", 0), Handler)
         threading.Thread(target=self.server.serve_forever, args=(0.05,), daemon=True).start()
         self.address = f"127.0.0.1:{self.server.server_address[1]}"
 
