@@ -146,7 +146,7 @@ def scraped(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pr
             _wait_for(
                 "its series", running, "count(gateway_fallbacks_total) + count(gateway_retries_total)", 2
             )
-            ask_through(gateway, 10)
+            ask_through(gateway, 1000)
             _wait_for("the gateway", running, "sum(increase(gateway_requests_total[1m]))", 8)
             _wait_for("the operator", running, "sum(increase(quire_operator_reconcile_total[1m]))", 1)
             yield running
@@ -156,14 +156,23 @@ def scraped(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pr
 
 
 def ask_through(gateway: Gateway, first: int) -> None:
-    """Of several prompts some go to the replica that is gone first; the first two ask for the other model."""
-    for number in range(10):
-        body = {
-            **ASK,
-            "model": "chat" if number < 2 else "tiny",
-            "prompt": f"{first + number} {ASK['prompt']}",
-        }
+    """Until a prompt went to the replica that is gone first; one more asks for the model without pods."""
+
+    def ask(name: str, number: int) -> None:
+        body = {**ASK, "model": name, "prompt": f"{number} {ASK['prompt']}"}
         assert gateway.post("/v1/completions", body).status_code == 200
+
+    def num_retries() -> float:
+        lines = httpx.get(f"{gateway.url}/metrics").text.splitlines()
+        return sum(float(line.split()[-1]) for line in lines if line.startswith("gateway_retries_total{"))
+
+    ask("chat", first)
+    before = num_retries()
+    for number in range(first, first + 200):
+        ask("tiny", number)
+        if num_retries() > before and number >= first + 8:
+            return
+    raise AssertionError("no request went to the replica that is gone")
 
 
 def _wait_for(what: str, running: Prometheus, expression: str, more_than: float) -> None:
