@@ -107,6 +107,16 @@ CASES: dict[str, tuple[tuple[Body, ...], tuple[Body, ...]]] = {
         (route(rollout={"deployment": "next", "steps": [{"weight": 10}]}),),
         (route(rollout={"deployment": "small", "steps": [{"weight": 10}]}),),
     ),
+    "spec.rollout.abortOn#0": (
+        tuple(
+            route(rollout={"deployment": "next", "steps": [{"weight": 10}], "abortOn": limits})
+            for limits in ({"errorPercent": 0}, {"ttftPercent": 120, "minRequests": 9})
+        ),
+        tuple(
+            route(rollout={"deployment": "next", "steps": [{"weight": 10}], "abortOn": limits})
+            for limits in ({}, {"minRequests": 9})
+        ),
+    ),
     "spec.rules#0": (
         (route(rules=[_SHORT, _ANY]), route(rules=[_SHORT, _SHORT])),
         (route(rules=[_ANY, _SHORT]), route(rules=[_ANY, _ANY])),
@@ -147,8 +157,6 @@ REFUSED: tuple[Body, ...] = (
     route(rollout={"deployment": "next", "steps": []}),
     route(rollout={"deployment": "next", "steps": [{"weight": 0}]}),
     route(rollout={"deployment": "next", "steps": [{"weight": 101}]}),
-    route(rollout={"deployment": "next", "steps": [{"weight": 1}], "abortOn": {}}),
-    route(hold={}),
     route(hold={"maxSeconds": -1}),
     route(fallbacks=[{"deployment": "a", "canned": "b"}]),
     route(fallbacks=[{"halveMaxTokens": False}]),
