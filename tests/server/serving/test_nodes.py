@@ -161,7 +161,6 @@ def connected(address):
         return None
 
 
-@pytest.mark.deep
 def test_a_node_with_another_key_is_not_taken_in_and_says_why(tiny, tmp_path, addresses, keys):
     ports, theirs = free_ports(2), ("--auth-key-dir", str(keys[1]))
     with (
