@@ -177,7 +177,7 @@ def test_the_commands_of_the_tutorial_end_with_paris_a_bill_and_a_closed_model(
     assert re.search(r"llmclient\S*/search +false +True +Ready +\d{2} ", done.stdout), done.stdout
 
 
-def test_a_model_that_nobody_asks_stops_and_all_who_wait_for_it_are_answered(
+def test_a_model_without_requests_stops_and_all_who_wait_for_it_are_answered(
     gateway: str, model: LLMDeployment
 ) -> None:
     scaling = {"minReplicas": 0, "maxReplicas": 2, "idle": {"afterSeconds": 15}}

@@ -39,7 +39,7 @@ def test_a_client_with_many_requests_does_not_keep_another_one_waiting():
     assert waiting.released == ["a1", "b1", "c1", "a2", "a3", "a4"]
 
 
-def test_one_that_avoids_all_replicas_keeps_nobody_else_waiting():
+def test_one_that_avoids_all_replicas_keeps_no_other_one_waiting():
     waiting = Waiting("a1", avoided=["old"])
     waiting.add("a2")
     waiting.add("b1", avoided=["old"])

@@ -1,7 +1,7 @@
 """When all pods of a model stop for lack of requests, and when they start again, without KEDA.
 
-Pods say when they had their last request, whoever sent it. While none runs a gateway holds the requests and
-says so in a Lease. Pure.
+Pods say when they had their last request, through a gateway or not. While none runs a gateway holds the
+requests and says so in a Lease. Pure.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ class Api:
 
 @asynccontextmanager
 async def watched(api: Api) -> AsyncIterator[tuple[dict[Key, float], list[Key]]]:
-    """The demands while they are watched, and which models were told of."""
+    """The demands while they are watched, and the models that were reported."""
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", api.handle)
     async with TestServer(app) as server:
