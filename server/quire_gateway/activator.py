@@ -167,9 +167,11 @@ class Activator:
 
     def _refused(self, model: Model, reason: str) -> HoldError:
         seconds = demand.seconds_until_loaded(self._deployments.get(model.place)) or _UNKNOWN_LOAD_SECONDS
-        message = "The model is started" + (
-            "; too many requests wait for it already." if reason == HOLD_FULL else " and does not answer yet."
-        )
+        message = "The model is started and does not answer yet."
+        if reason == HOLD_FULL:
+            message = "The model is started; too many requests wait for it already."
+        elif not self._may_sleep(model):
+            message = "No pod is started for the requests of this model any more."
         return HoldError(reason, message, seconds)
 
     def _may_sleep(self, model: Model) -> bool:

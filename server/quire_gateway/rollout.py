@@ -8,6 +8,7 @@ allowed, or takes longer to begin its answers, its share is nothing until the ro
 from __future__ import annotations
 
 import calendar
+import functools
 import hashlib
 import json
 import time
@@ -63,6 +64,7 @@ class Arm:
     is_candidate: bool
 
 
+@functools.lru_cache(maxsize=256)  # each request of a route that rolls out asks for it
 def digest_of(rollout: Rollout) -> str:
     """Changes with each change of the rollout's spec."""
     text = json.dumps(asdict(rollout), sort_keys=True)
@@ -180,10 +182,13 @@ def counts_of(document: object, uid: str, key: StepKey) -> Sides:
     """What the Lease of a gateway says of a step; nothing where it says it of another one, or cannot be
     read.
     """
+    said = document.get(uid) if isinstance(document, dict) else None
+    if not isinstance(said, list):
+        return Sides()
     try:
-        digest, step, stable, candidate = document[uid]  # type: ignore[index]
+        digest, step, stable, candidate = said
         if StepKey(str(digest), int(step)) != key:
             return Sides()
         return Sides(*(Counts(int(a), int(b), int(c), float(d)) for a, b, c, d in (stable, candidate)))
-    except (KeyError, TypeError, ValueError):
+    except (TypeError, ValueError):
         return Sides()

@@ -217,8 +217,9 @@ def _is_own_number(target: Ref, given: PlanInput) -> bool:
     """Whether a number of pods that is not the wanted one is so because the operator stops or starts them for
     lack of requests.
     """
-    owner = _replica_owners(given).get(target.name)
-    return target.kind in WORKLOAD_KINDS and owner in (ReplicaOwner.IDLE, ReplicaOwner.HPA)
+    if target.kind not in WORKLOAD_KINDS or not given.model.scales_to_zero:
+        return False
+    return _replica_owners(given).get(target.name) in (ReplicaOwner.IDLE, ReplicaOwner.HPA)
 
 
 def _why_apply(manifest: Manifest, live: Body | None) -> tuple[str, tuple[FieldPath, ...]]:

@@ -162,6 +162,13 @@ def test_pods_that_stop_and_start_are_no_repair_of_what_another_manager_did() ->
         assert Ref("Deployment", "m") not in result.plan.repairs
 
 
+def test_a_number_that_another_manager_has_set_to_zero_is_a_repair_where_pods_never_stop() -> None:
+    awake: dict[str, Any] = {"minReplicas": 1, "idle": None}
+    hashed = plan(count=0, **awake).plan.apply[-1]["metadata"]["annotations"][names.ANNOTATION_APPLIED_HASH]
+    repaired = plan(count=0, served=hashed, **awake)
+    assert applied(repaired) == 1 and Ref("Deployment", "m") in repaired.plan.repairs
+
+
 @pytest.mark.parametrize(("demand", "due"), [(15, 15), (29, 1)])
 def test_a_short_time_without_requests_ends_with_the_demand(demand: float, due: float) -> None:
     result = plan(60, demand=demand, idle={"afterSeconds": 10})
