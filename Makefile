@@ -11,6 +11,7 @@ PYTEST := $(PYTHON) -m pytest
 READY := .venv/.ready
 UP_READY := .venv/.up
 LOADGEN := .cache/guidellm/.ready
+LITELLM := .cache/litellm/.ready
 CLIENTS := .cache/clients/.ready
 AUDIT := .cache/audit/.ready
 LOCKS := $(shell grep -l -e --hash= requirements/*.txt)
@@ -21,7 +22,7 @@ FOREIGN := $(filter-out $(abspath .cluster/kubeconfig),$(abspath $(KUBECONFIG)))
 COMPILE = .venv/bin/uv pip compile --quiet --python-version 3.11 --python-platform x86_64-unknown-linux-gnu \
 	--generate-hashes --no-emit-index-url --no-annotate --no-header --constraint requirements/floors.txt
 
-.PHONY: help setup up down check unit kernels test unit-deep clusters servers artifacts stories stories-alone deep soak chaos keda nodes bench bench-gpu images audit docs lock lock-base
+.PHONY: help setup up down check unit kernels test unit-deep clusters servers artifacts stories stories-alone deep servers-deep stories-deep soak chaos keda bench bench-gateway bench-gpu images audit docs lock lock-base
 
 help: ## This list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -68,31 +69,33 @@ clusters:
 	@$(MAKE) --keep-going stories stories-alone
 
 stories:
-	$(PYTEST) -n 2 --dist loadfile -m "cluster and not alone" e2e/stories
+	$(PYTEST) -n 2 --dist loadfile -m "cluster and not alone and not deep" e2e/stories
 
 stories-alone:
 	$(PYTEST) -m "cluster and alone and not deep" e2e/stories
+
+SERVER_TESTS := tests/chart tests/cluster e2e/api e2e/operator e2e/metrics_adapter e2e/chaos
 
 # API servers and nodes that tests start run side by side, because most of the time is spent waiting.
 servers:
 ifdef FOREIGN
 	@echo "KUBECONFIG=$(KUBECONFIG): left out are the tests that start API servers or nodes (-m api, tests/cluster)"
 else
-	$(PYTEST) -q -n 4 --dist loadfile -m "api or cluster" tests/chart tests/cluster e2e/api e2e/operator e2e/metrics_adapter e2e/chaos
+	$(PYTEST) -q -n 6 --dist loadfile -m "(api or cluster) and not deep" $(SERVER_TESTS)
 endif
 
 artifacts:
-	@{ nice -n 19 $(PYTHON) -m e2e.up.artifacts && nice -n 19 $(PYTHON) -m e2e.stories.earlier_release; } \
-		>.cache/artifacts.log 2>&1 || { cat .cache/artifacts.log; exit 1; }
-	@nice -n 19 $(PYTEST) -q -m images tests/images
+	@nice -n 19 $(PYTHON) -m e2e.up.artifacts >.cache/artifacts.log 2>&1 || { cat .cache/artifacts.log; exit 1; }
+	@nice -n 19 $(PYTEST) -q -m "images and not deep" tests/images
 
 deep: setup ## What takes longest: all pairs of kernels, overload, killed engines, fleets of 1,000, KEDA itself
 	@$(MAKE) kernels
 	@$(MAKE) unit-deep
+	@$(MAKE) servers-deep
 	$(PYTEST) -q -m soak tests/soak
 	@CHAOS_MINUTES=$${CHAOS_MINUTES:-10} $(MAKE) chaos
 	@$(MAKE) keda
-	@$(MAKE) nodes
+	@$(MAKE) stories-deep
 
 kernels: $(READY) ## Every kernel in Triton's interpreter, in the full form: minutes of two CPUs
 	OMP_NUM_THREADS=1 $(PYTEST) -q -n 2 --timeout 900 -m kernels tests/kernels
@@ -103,7 +106,7 @@ unit-deep: setup ## The unit tests that `make unit` leaves out because they take
 
 soak: $(READY) ## Twenty minutes of overload, fifty killed engines, replicas and ranks, half an hour of clients with secrets
 	CROSS_TALK_MINUTES=30 $(PYTEST) -q --log-cli-level info tests/server/serving/test_cross_talk.py
-	SOAK_MINUTES=20 SOAK_KILLS=50 REPLICA_KILLS=50 $(PYTEST) -q -m soak tests/soak
+	SOAK_MINUTES=20 SOAK_KILLS=50 REPLICA_KILLS=50 CHURN_STREAMS=1000 $(PYTEST) -q -m soak tests/soak
 	RANK_KILLS=50 $(PYTEST) -q --log-cli-level info tests/server/serving/test_lost_ranks.py -k lost_at_any_moment
 	TRANSFER_FAULTS=200 $(PYTEST) -q --timeout 900 tests/server/engine/test_prefill_decode.py -k faults_at_random_points
 	SLOW_RANK_STEPS=1000 SLOW_RANK_SECONDS=0.3 $(PYTEST) -q tests/server/runner/test_slow_ranks.py
@@ -114,7 +117,11 @@ chaos: setup ## All that the operator survives, as a table; CHAOS_MINUTES=30 of 
 keda: setup ## The operator and the metrics adapter beside KEDA itself, which takes ten minutes to build
 	$(PYTEST) -q -s -m keda e2e/keda
 
-nodes: setup ## Stories that take long: models on two nodes, their faults and rollouts, replicas that follow the queue
+servers-deep: setup ## What `make servers` leaves out, and what is in the images
+	$(PYTEST) -q -n 4 --dist loadfile -m "(api or cluster) and deep" $(SERVER_TESTS)
+	$(PYTEST) -q -m "images and deep" tests/images
+
+stories-deep: setup ## Stories that take long: upgrades, lost nodes, models on two nodes, replicas that follow the queue
 	NODES=2 $(PYTHON) -m e2e.up
 	$(PYTEST) -m deep e2e/stories
 
@@ -124,6 +131,10 @@ bench: $(READY) $(LOADGEN) ## Speed on this machine, beside transformers and lla
 	OMP_NUM_THREADS=2 $(PYTHON) -m bench.cpu $(if $(ONLY),--only $(ONLY))
 	OMP_NUM_THREADS=2 $(PYTHON) -m bench.speculation
 	$(if $(ONLY),,$(PYTHON) -m bench.distributed)
+
+bench-gateway: $(READY) $(LITELLM) ## What the gateway's relay costs, beside a bare relay and LiteLLM's proxy, and a batch beside interactive clients
+	$(PYTHON) -m bench.gateway
+	$(PYTHON) -m bench.batches
 
 bench-gpu: $(READY) ## Everything that needs an NVIDIA GPU, in at most 25 minutes; run again for what is missing
 	$(PYTHON) -m bench.gpu
@@ -146,12 +157,13 @@ docs: $(READY) ## The documentation as a site, in site/
 lock: $(READY) ## Resolve pyproject.toml into requirements/*.txt
 	$(COMPILE) pyproject.toml --extra operator -o requirements/operator.txt
 	$(COMPILE) pyproject.toml --extra server --extra fetch -o requirements/server.txt
-	$(COMPILE) pyproject.toml --extra gateway -o requirements/gateway.txt
+	$(COMPILE) pyproject.toml --extra gateway --extra batch -o requirements/gateway.txt
 	$(COMPILE) pyproject.toml --extra nixl --no-deps -o requirements/nixl.txt
-	$(COMPILE) pyproject.toml --extra operator --extra server --extra fetch --extra gateway --extra nixl \
+	$(COMPILE) pyproject.toml --extra operator --extra server --extra fetch --extra gateway --extra batch --extra nixl \
 		--group test --group lint --group docs --group bench -o requirements/dev.txt
 	$(COMPILE) --group peers --constraint requirements/dev.txt -o requirements/peers.txt
 	$(COMPILE) --group loadgen -o requirements/loadgen.txt
+	$(COMPILE) --group litellm -o requirements/litellm.txt
 	$(COMPILE) --group clients -o requirements/clients.txt
 	$(COMPILE) --group audit -o requirements/audit.txt
 
@@ -159,6 +171,12 @@ lock: $(READY) ## Resolve pyproject.toml into requirements/*.txt
 $(LOADGEN): requirements/loadgen.txt | $(READY)
 	@[ -x $(@D)/bin/python ] || python3 -m venv $(@D)
 	@.venv/bin/uv pip sync --python $(@D)/bin/python --quiet --require-hashes requirements/loadgen.txt
+	@touch $@
+
+# LiteLLM's proxy, the peer of `make bench-gateway`, with 600 MB of packages that are not ours.
+$(LITELLM): requirements/litellm.txt | $(READY)
+	@[ -x $(@D)/bin/python ] || python3 -m venv $(@D)
+	@.venv/bin/uv pip sync --python $(@D)/bin/python --quiet --require-hashes requirements/litellm.txt
 	@touch $@
 
 $(AUDIT): requirements/audit.txt | $(UP_READY)

@@ -1,4 +1,5 @@
-# The gateway: Python, its locked dependencies and code; no torch, no kopf, no compiler, no apt.
+# The gateway and quire-batch: Python, the public certificate authorities (for external backends), their locked
+# dependencies and code; no torch, no kopf, no compiler, no apt.
 #
 # BASE, secrets and the order of layers are those of server/Dockerfile.
 ARG BASE
@@ -9,7 +10,7 @@ RUN --mount=type=secret,id=env \
     case "$BASE" in *@sha256:*) ;; *) echo "BASE=$BASE has no digest: NAME@sha256:..." >&2; exit 1 ;; esac \
  && if [ -f /run/secrets/env ]; then . /run/secrets/env; fi \
  && apt-get update -q \
- && DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends python3 \
+ && DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends ca-certificates python3 \
  && rm -rf /var/lib/apt/lists/* /var/cache/apt/* /var/log/*.log /var/log/apt /usr/share/doc /usr/share/man \
  && echo 'quire:x:65532:65532:quire:/home/quire:/usr/sbin/nologin' >> /etc/passwd \
  && echo 'quire:x:65532:' >> /etc/group \
@@ -41,12 +42,14 @@ EXPOSE 8080
 ENTRYPOINT ["quire-gateway"]
 
 FROM system AS code
+COPY server/quire_batch /opt/quire/code/quire_batch
 COPY server/quire_gateway /opt/quire/code/quire_gateway
 COPY server/quire_http /opt/quire/code/quire_http
 RUN python3 -m compileall -q /opt/quire/code \
- && printf '%s\n' '#!/opt/quire/bin/python' 'import sys' \
-    'from quire_gateway.__main__ import main' 'sys.exit(main())' > /opt/quire/code/quire-gateway \
- && chmod 755 /opt/quire/code/quire-gateway
+ && for each in batch gateway; do \
+    printf '%s\n' '#!/opt/quire/bin/python' 'import sys' \
+    "from quire_$each.__main__ import main" 'sys.exit(main())' > "/opt/quire/code/quire-$each" \
+ && chmod 755 "/opt/quire/code/quire-$each" || exit 1; done
 
 FROM dependencies AS sbom
 ARG VERSION
