@@ -39,6 +39,22 @@ class ClientConnection(Protocol):
     idle_since: float | None
 
 
+class Cut(asyncio.Event):
+    """When what still runs ends. ``callbacks`` are called then: to wait takes a task, and each request would
+    need one.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.callbacks: set[Callable[[], None]] = set()
+
+    def set(self) -> None:
+        """End it."""
+        super().set()
+        for callback in tuple(self.callbacks):
+            callback()
+
+
 class Drain:
     """The drain of one process."""
 
@@ -47,7 +63,7 @@ class Drain:
         self._clock = clock
         self._begun_at: float | None = None
         self._begun = asyncio.Event()
-        self.cut = asyncio.Event()
+        self.cut = Cut()
         self.num_requests = 0
 
     @property

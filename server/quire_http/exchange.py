@@ -10,14 +10,15 @@ import asyncio
 import contextlib
 import json
 import logging
+import os
 import re
-import uuid
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
 from typing import Any
 
 from quire_http.asgi import Receive, Scope, Send
 from quire_http.body_memory import BodyMemory, BodyShare
 from quire_http.body_size import CONTAINER_WEIGHT, LEAST_MEMORY_PER_BYTE, BodySize
+from quire_http.drain import Cut
 from quire_http.errors import ApiError, from_exception
 
 logger = logging.getLogger(__name__)
@@ -37,6 +38,52 @@ class ClientGoneError(Exception):
 
 class CutError(Exception):
     """The drain's time is over: the request ends with an error."""
+
+
+class _Stop:
+    """Cancels the present task, once, and says why."""
+
+    def __init__(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._task = task
+        self._error: Exception | None = None
+
+    def client_gone(self, disconnect: asyncio.Future[None]) -> None:
+        """The client hung up."""
+        self._cancel(ClientGoneError())
+
+    def cut(self) -> None:
+        """The drain's time is over."""
+        self._cancel(CutError())
+
+    @property
+    def is_only_reason(self) -> bool:
+        """Whether nothing else has cancelled the task."""
+        return self._error is not None and self._task.cancelling() == 1
+
+    def reraise(self) -> None:
+        """Raise the reason in place of the cancellation. It is not kept: it refers to frames, and they to
+        this.
+        """
+        error = self._error
+        self.forget()
+        try:
+            if error is not None:
+                raise error from None
+        finally:
+            del error
+
+    def forget(self) -> None:
+        """The task is not cancelled any more."""
+        if self._error is not None:
+            self._error = None
+            self._task.uncancel()
+
+    def _cancel(self, error: Exception) -> None:
+        if self._error is None:
+            self._error = error
+            self._task.cancel()
 
 
 class HttpExchange:
@@ -96,6 +143,24 @@ class HttpExchange:
         except TimeoutError:
             self._has_unread_body = False  # it is not waited for a second time
             raise ApiError(408, f"The body did not arrive within {_BODY_TIMEOUT_SECONDS:g} s.") from None
+
+    async def body_parts(self) -> AsyncIterator[bytes]:
+        """The request's body while it comes, of any length: for one that is passed on and not kept.
+
+        Raises ApiError where nothing comes for too long; ClientGoneError.
+        """
+        self._is_reading = True
+        try:
+            while self._has_unread_body:
+                async with asyncio.timeout(_BODY_TIMEOUT_SECONDS):
+                    message = await self._receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientGoneError
+                self._has_unread_body = message.get("more_body", False)
+                yield message.get("body", b"")
+        except TimeoutError:
+            self._has_unread_body = False  # it is not waited for a second time
+            raise ApiError(408, f"Nothing of the body came for {_BODY_TIMEOUT_SECONDS:g} s.") from None
 
     def shrink_body(self, num_bytes: int) -> None:
         """So much of the body is in memory, and nothing that was made of it."""
@@ -218,27 +283,28 @@ class HttpExchange:
         """The stream's last event, as OpenAI has it."""
         await self._send({"type": "http.response.body", "body": b"data: [DONE]\n\n", "more_body": False})
 
-    async def run(self, work: Coroutine[Any, Any, None], cut: asyncio.Event) -> None:
+    async def run(self, work: Coroutine[Any, Any, None], cut: Cut) -> None:
         """Run `work`, but stop it when the client hangs up (ClientGoneError) or `cut` is set (CutError).
 
         The body must have been read: from here on `receive` only waits for the disconnect.
         """
-        task = asyncio.ensure_future(work)
+        stop = _Stop()
         gone = asyncio.ensure_future(self._gone())
-        cutting = asyncio.ensure_future(cut.wait())
+        gone.add_done_callback(stop.client_gone)
+        cut.callbacks.add(stop.cut)
         try:
-            await asyncio.wait({task, gone, cutting}, return_when=asyncio.FIRST_COMPLETED)
-            if task.done():
-                task.result()
-            elif gone.done():
-                raise ClientGoneError
-            else:
-                raise CutError
+            if cut.is_set():
+                stop.cut()
+            await work
+        except asyncio.CancelledError:
+            if stop.is_only_reason:
+                stop.reraise()
+            raise
         finally:
-            for one in (task, gone, cutting):
-                one.cancel()
-            await asyncio.gather(task, gone, cutting, return_exceptions=True)
-            del task, one  # their exception refers to this frame, and to those that had the body
+            cut.callbacks.discard(stop.cut)
+            gone.remove_done_callback(stop.client_gone)
+            gone.cancel()
+            stop.forget()  # `work` may have ended in the same moment
 
     async def _discard_body(self) -> None:
         """Read what is left of the body. A client that waits for "100 Continue" sends none."""
@@ -278,7 +344,7 @@ def request_id(headers: Iterable[tuple[bytes, bytes]]) -> str:
     given = [value for name, value in headers if name == b"x-request-id"]
     if len(given) == 1 and _REQUEST_ID.fullmatch(given[0]):
         return str(given[0].decode("ascii"))
-    return uuid.uuid4().hex
+    return os.urandom(16).hex()
 
 
 def to_json(body: object) -> bytes:

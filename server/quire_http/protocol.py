@@ -28,6 +28,7 @@ from quire_http.connection_limit import ConnectionLimit, State
 from quire_http.drain import LINGER_SECONDS
 from quire_http.errors import ApiError, overloaded
 from quire_http.exchange import request_id, to_json
+from quire_http.head_writer import HeadWriter
 from quire_http.parser_turns import ParserTurns
 
 MAX_HEADER_BYTES = 64 * 1024
@@ -124,6 +125,7 @@ class Connection(HttpToolsProtocol):
         """The first request's headers have to come soon."""
         super().connection_made(transport)
         self.flow = self._flow = _Flow(transport)
+        self._writer: Any = HeadWriter(transport, self.loop)  # has what uvicorn uses of a transport
         if not self._limit.admit(self):
             self._refuse(_NO_ROOM)
             transport.close()
@@ -278,6 +280,7 @@ class Connection(HttpToolsProtocol):
         self._body_left = lengths[0] if lengths else 0
         self._stop_timer()
         super().on_headers_complete()
+        self.cycle.transport = self._writer
 
     def on_body(self, body: bytes) -> None:
         """The parser has delivered a part of the body."""
@@ -311,6 +314,7 @@ class Connection(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         """The connection is idle again, unless another request is waiting in it."""
+        self._writer.flush()  # before anything else is sent, or the connection is closed
         if not self.pipeline:
             self.idle_since = time.monotonic()
             self._limit.move(self, State.IDLE if self._reading_headers else State.REQUEST)

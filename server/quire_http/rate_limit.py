@@ -9,7 +9,7 @@ given.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from quire_http.errors import ApiError, limited
@@ -45,6 +45,9 @@ class _Bucket:
     def take(self, amount: float, now: float) -> None:
         self._level, self._at = self.level(now) - amount, now
 
+    def set(self, level: float, now: float) -> None:
+        self._level, self._at = level, now
+
     def seconds_until(self, amount: float, now: float) -> float:
         """0 when so much is there; a full bucket is enough for any amount."""
         lacking = min(amount, self.capacity) - self.level(now)
@@ -66,8 +69,8 @@ class Rates:
         self._forget_full(now)
         amounts = {"requests": 1, "tokens": prompt_tokens}
         for kind, bucket in self._of(client, now).items():
-            if (seconds := bucket.seconds_until(max(amounts[kind], 1), now)) > 0:
-                raise self._refusal(client, kind, seconds)
+            if bucket.seconds_until(max(amounts[kind], 1), now) > 0:
+                raise self.refusal(client, kind, amounts[kind])
 
     def charge(self, client: str, prompt_tokens: int) -> None:
         """Charge a request and its prompt. Raises as `check`."""
@@ -93,6 +96,18 @@ class Rates:
         if (bucket := self._of(client, now).get("requests")) is not None:
             bucket.take(-1, now)
 
+    def levels(self, client: str) -> dict[str, float]:
+        """What is left of each limit, as if the share given out here were the whole of it."""
+        now, share = self._clock(), self._limits_of(client).share
+        return {kind: bucket.level(now) / share for kind, bucket in self._of(client, now).items()}
+
+    def set_levels(self, client: str, levels: Mapping[str, float]) -> None:
+        """So much is left of each whole limit, and of it the share here."""
+        now, share = self._clock(), self._limits_of(client).share
+        for kind, bucket in self._of(client, now).items():
+            if kind in levels:
+                bucket.set(levels[kind] * share, now)
+
     def headers(self, client: str) -> Iterator[tuple[str, str]]:
         """What is left, in OpenAI's headers."""
         now, limits = self._clock(), self._limits_of(client)
@@ -114,8 +129,10 @@ class Rates:
                 bucket.resize(capacities[kind], now)
         return buckets
 
-    def _refusal(self, client: str, kind: str, seconds: float) -> ApiError:
-        limit = _by_kind(self._limits_of(client))[kind]
+    def refusal(self, client: str, kind: str, amount: float) -> ApiError:
+        """The 429 for a request for so much of a limit, with the time until it is there."""
+        now, limit = self._clock(), _by_kind(self._limits_of(client))[kind]
+        seconds = self._of(client, now)[kind].seconds_until(max(amount, 1), now)
         message = f"This key may ask for {limit} {kind} a minute, and has: wait {seconds:.0f} s."
         refusal = limited(message, max(math.ceil(seconds), 1))
         refusal.headers += tuple(self.headers(client))

@@ -85,6 +85,7 @@ class HttpServer:
                 access_log=False,
                 log_config=None,
                 server_header=False,
+                proxy_headers=False,  # nothing asks for a client's address, and anyone can write them
                 timeout_keep_alive=_KEEP_ALIVE_SECONDS,
                 timeout_graceful_shutdown=1,
             )

@@ -104,13 +104,32 @@ class Client:
 
     async def answered(self):
         self.answer.set()
-        while not self.transport.written:
-            await asyncio.sleep(0)
+        async with asyncio.timeout(60):
+            while not self.transport.written:
+                await asyncio.sleep(0)
 
 
 @pytest.fixture
 async def client():
     return Client()
+
+
+async def test_a_response_without_a_body_is_sent_before_its_connection_is_closed_or_refuses(client):
+    request = b"HEAD / HTTP/1.1\r\nHost: x\r\n\r\n"
+
+    async def answers_and_closes(scope, receive, send):
+        await Client.application(client, scope, receive, send)
+        client.connection.shutdown()
+
+    client.connection.app = answers_and_closes
+    client.connection.data_received(request)
+    await client.answered()
+    assert client.transport.closed and client.transport.written.startswith(b"HTTP/1.1 401")
+
+    other = Client()
+    other.connection.data_received(request + b"nonsense\r\n\r\n")
+    await other.answered()
+    assert other.transport.written.index(b"HTTP/1.1 401") < other.transport.written.index(b"HTTP/1.1 400")
 
 
 async def test_a_connection_with_incomplete_headers_is_closed(client):
