@@ -247,6 +247,16 @@ class ServeConfig:
     chat_template: Path | None = setting(
         None, path, "file with a chat template that replaces the model's own"
     )
+    tool_call_parser: str = setting(
+        "auto",
+        one_of("auto", "hermes", "llama", "mistral", "pythonic", "gemma", "none"),
+        "how the model writes calls of tools; auto: as its chat template shows them; none: no tools",
+    )
+    reasoning_parser: str = setting(
+        "auto",
+        one_of("auto", "think", "none"),
+        "whether <think>...</think> is reasoning_content; auto: if the chat template has it",
+    )
     termination_log: Path = setting(
         Path("/dev/termination-log"), path, "file to which the reason of a failure is written"
     )

@@ -43,7 +43,7 @@ DEADLINE = 1.0
 SOON = 30.0  # far below the deadline of those who wait, far above what a busy machine takes
 
 
-@pytest.fixture(scope="module", params=[2, 3, 4])
+@pytest.fixture(scope="module", params=[2, pytest.param(3, marks=pytest.mark.deep), 4])
 def ranks(request: pytest.FixtureRequest) -> Iterator[RankProcesses]:
     with rank_processes(request.param) as made:
         yield made
@@ -134,6 +134,7 @@ def many_calls(group: ShmGroup, _: Connection, count: int) -> tuple[int, int, in
     return group.calls, group.bytes, given
 
 
+@pytest.mark.deep
 @where_supported
 def test_thousands_of_calls_with_a_rank_that_is_often_late_are_right_and_counted(
     ranks: RankProcesses,

@@ -19,6 +19,8 @@ FEATURES = (
     "drafts from the prompt",
     "drafts of a draft model",
     "grammar",
+    "calls of tools",
+    "budget of thoughts",
     "prompt_logprobs",
     "penalties, biases, bans",
     "watermark",
@@ -62,6 +64,9 @@ _SCORES = (
     _RUNNER + "test_prompt_logprobs.py",
     "test_every_prompt_token_has_the_probability_that_transformers_gives_it",
 )
+_TOOLS = "tests/server/serving/test_tools.py"
+_CALLS = (_TOOLS, "test_required_calls_satisfy_the_schema_and_streams_equal_whole_answers")
+_DRAFTED_CALLS = (_TOOLS, "test_drafts_change_neither_thoughts_with_a_budget_nor_calls")
 _DETECTOR = (
     "tests/server/serving/test_sampling.py",
     "test_the_detector_finds_watermarked_texts_with_their_key_and_no_others",
@@ -113,6 +118,10 @@ WORKS: tuple[tuple[tuple[str, str], tuple[str, ...]], ...] = (
         for mode in (_RECOMPUTED, _SWAPPED)
     ),
     (_DETECTOR, ("watermark", "penalties, biases, bans")),
+    (_CALLS, ("calls of tools", "grammar")),
+    (_DRAFTED_CALLS, ("calls of tools", _NGRAM)),
+    (_DRAFTED_CALLS, ("budget of thoughts", _NGRAM)),
+    (_DRAFTED_CALLS, ("budget of thoughts", "penalties, biases, bans")),
     *(
         (_RANKS, ("several ranks", "watermark", "prompt_logprobs", "penalties, biases, bans", *more))
         for more in (

@@ -1,4 +1,4 @@
-"""A small HTTP server that receives OTLP traces, from Quire's server or from a collector."""
+"""A small HTTP server that receives OTLP traces, from our servers or from a collector."""
 
 import base64
 import json
@@ -57,11 +57,15 @@ class Spans:
 
     def of_trace(self, trace_id, count, seconds=20.0):
         """The spans of one trace by name, once there are so many."""
+        return {span["name"]: span for span in self.all_of_trace(trace_id, count, seconds)}
+
+    def all_of_trace(self, trace_id, count, seconds=20.0):
+        """The spans of one trace, once there are so many."""
         end = time.monotonic() + seconds
         while True:
             found = [span for span in self.received if span["traceId"] == trace_id]
             if len(found) >= count:
-                return {span["name"]: span for span in found}
+                return found
             assert time.monotonic() < end, f"{len(found)} of {count} spans of {trace_id}"
             time.sleep(0.02)
 

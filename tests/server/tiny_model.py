@@ -13,8 +13,8 @@ CHAT_TEMPLATE = (
 )
 
 
-def write(directory, *, seed=0, layers=LAYERS):
-    """Write a random Llama; returns the directory."""
+def write(directory, *, seed=0, layers=LAYERS, tokens=()):
+    """Write a random Llama; returns the directory. ``tokens``: texts that are one token each."""
     shape = {
         "hidden_size": HIDDEN,
         "num_attention_heads": HEADS,
@@ -24,12 +24,12 @@ def write(directory, *, seed=0, layers=LAYERS):
         "num_hidden_layers": layers,
         "tie_word_embeddings": True,
     }
-    return write_llama(directory, shape, lambda vocab_size: _weights(vocab_size, seed, layers))
+    return write_llama(directory, shape, lambda vocab_size: _weights(vocab_size, seed, layers), tokens)
 
 
-def write_llama(directory, shape, weights):
-    """Write a Llama whose tokens are bytes. `shape`: entries of config.json; `weights`: a function that makes
-    the tensors for a vocabulary of so many tokens. Returns the directory.
+def write_llama(directory, shape, weights, tokens=()):
+    """Write a Llama whose tokens are bytes, and ``tokens``. `shape`: entries of config.json; `weights`: a
+    function that makes the tensors for a vocabulary of so many tokens. Returns the directory.
     """
     directory.mkdir(parents=True, exist_ok=True)
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -37,6 +37,7 @@ def write_llama(directory, shape, weights):
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken("<|im_start|>"), AddedToken("<|im_end|>")])
+    tokenizer.add_tokens([AddedToken(token, special=False) for token in tokens])
     tokenizer.save(str(directory / "tokenizer.json"))
     vocab_size = tokenizer.get_vocab_size()
     eos = tokenizer.token_to_id("<|im_end|>")

@@ -57,6 +57,8 @@ from quire_server.model_dir.generation_config import SamplingDefaults, sampling_
 from quire_server.text.chat import ChatTemplate
 from quire_server.text.grammar_compiler import GrammarCompiler
 from quire_server.text.long_texts import LongTexts
+from quire_server.text.output_parsers import TOOL_FORMS, families
+from quire_server.text.output_parsers.reasoning import BEGIN, END
 from quire_server.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -107,6 +109,17 @@ def _run(settings: ServeConfig, run_dir: Path) -> None:
         context.tracing.close()
 
 
+def _tool_form(setting: str, template: str) -> str | None:
+    if setting == "none":
+        return None
+    return families.tool_form_of(template) if setting == "auto" else setting.capitalize()
+
+
+def _thinks(setting: str, template: str) -> bool:
+    """Whether answers may begin with a thought."""
+    return families.thinks(template) if setting == "auto" else setting == "think"
+
+
 def build_context(settings: ServeConfig, run_dir: Path) -> ServerContext:
     """All parts of the API process."""
     metrics = Metrics(settings.served_names[0])
@@ -127,11 +140,18 @@ def build_context(settings: ServeConfig, run_dir: Path) -> ServerContext:
     state = SharedState.open(run_dir)
     hosts = functools.partial(engine_report.read_hosts, run_dir)
     metrics.ranks.read = functools.partial(read_ranks, settings, state, hosts)
+    template = ChatTemplate.load(settings.model, settings.chat_template)
+    tool_form = _tool_form(settings.tool_call_parser, template.source)
+    thinks = _thinks(settings.reasoning_parser, template.source)
+    markers = () if tool_form is None else TOOL_FORMS[tool_form].markers
     return ServerContext(
         served_names=settings.served_names,
         engine=engine,
         tokenizer=tokenizer,
-        template=ChatTemplate.load(settings.model, settings.chat_template),
+        template=template,
+        tool_form=tool_form,
+        thinks=thinks,
+        shown_tokens=tokenizer.special_tokens((*markers, *((BEGIN, END) if thinks else ()))),
         grammars=GrammarCompiler(tokenizer),
         defaults=sampling_defaults(files) if settings.generation_config == "auto" else SamplingDefaults(),
         metrics=metrics,

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from quire_http.errors import overloaded
 from quire_http.exchange import HttpExchange
 from quire_server.api.admission import AdmissionRequest, AnswerLimits
+from quire_server.api.chat_prompt import chat_prompt
 from quire_server.api.context import ServerContext
 from quire_server.api.input_processor import Prompt, engine_requests
 from quire_server.api.output_processor import OutputDelta, answer_all, halve
@@ -36,6 +38,8 @@ from quire_server.api.response_formatter import (
 from quire_server.core.request import Request
 from quire_server.engine.client import DeadlineExceededError
 from quire_server.model_dir.generation_config import SamplingDefaults
+
+IGNORED_HEADER = "x-quire-ignored"
 
 Call = TypeVar("Call", ChatCall, CompletionCall)
 
@@ -97,10 +101,27 @@ async def _admit(request: RequestContext, parse: Callable[[Json, SamplingDefault
 
 async def _answer_chat(request: RequestContext, call: ChatCall) -> None:
     generation, server = call.generation, request.server
-    prompt = await server.tokenize_chat(call.messages, limit=server.max_prompt_tokens, client=request.client)
+    chat = await chat_prompt(server, call, request.client)
+    prompt = await server.tokenize(
+        chat.text,
+        special=False,
+        limit=server.max_prompt_tokens,
+        client=request.client,
+        param="messages",
+    )
+    if chat.ignored:
+        request.exchange.headers = [*request.exchange.headers, (IGNORED_HEADER, ", ".join(chat.ignored))]
+    generation = replace(
+        generation,
+        form=chat.grammar or generation.form,
+        sampling=replace(generation.sampling, thinking=chat.budget),
+    )
+    header = _header("chatcmpl", request, generation)
+    if chat.is_parsed:
+        request.rules = replace(request.rules, shown=tuple(server.shown_tokens.values()))
+        request.new_parser = lambda index: chat.parser(f"{header.response_id} {index}")
     del call
     request.exchange.release_body()
-    header = _header("chatcmpl", request, generation)
     sampling = generation.sampling
     formatter = ChatFormatter(
         header, server.tokenizer, sampling.logprobs is not None, sampling.prompt_logprobs is not None
@@ -215,7 +236,8 @@ async def _deliver(
 
     async def emit_and_keep(delta: OutputDelta) -> None:
         assert transcript is not None
-        transcript.keep_answer(delta.answer, delta.text)
+        calls = "".join(call.name + call.arguments for call in delta.calls)
+        transcript.keep_answer(delta.answer, delta.reasoning + calls + delta.text)
         await response.add(delta)
 
     await answer_all(request, requests, response.add if transcript is None else emit_and_keep)

@@ -12,7 +12,7 @@ import functools
 import math
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -107,6 +107,10 @@ class ServerContext:
     with_docs: bool = True
     request_timeout: float = math.inf
     watermark: WatermarkMode = WatermarkMode.OFF
+    tool_form: str | None = None  # how the model writes calls; None where no tools are taken
+    thinks: bool = False  # whether answers may begin with a thought
+    # Special tokens that parsers of answers look for, and their ids.
+    shown_tokens: Mapping[str, int] = field(default_factory=dict)
     long_texts: LongTexts | None = None
     text_gate: SerialGate = field(default_factory=SerialGate)
     body_memory: BodyMemory = field(default_factory=BodyMemory)
@@ -214,16 +218,32 @@ class ServerContext:
             return decode()
         return await _run(self._text_threads, client, decode)
 
-    async def tokenize_chat(
-        self, messages: Sequence[dict[str, str]], *, limit: int, client: str = ""
-    ) -> tuple[int, ...]:
-        """Token ids of a conversation, up to where the answer begins. As `tokenize`."""
+    async def render_chat(
+        self,
+        messages: Sequence[Json],
+        *,
+        client: str = "",
+        tools: Sequence[Json] = (),
+        enable_thinking: bool | None = None,
+    ) -> str:
+        """The text of a conversation, up to where the answer begins. Clients take turns. Raises ApiError."""
+        render = functools.partial(
+            self.template.render,
+            messages,
+            tools=tools,
+            tool_form=self.tool_form or "Hermes",
+            enable_thinking=enable_thinking,
+        )
         try:
-            text = await _run(
-                self._template_thread, client, functools.partial(self.template.render, messages)
-            )
+            return await _run(self._template_thread, client, render)
         except RequestError as error:
             raise ApiError(400, str(error), param=error.param or "messages") from None
+
+    async def tokenize_chat(
+        self, messages: Sequence[Json], *, limit: int, client: str = ""
+    ) -> tuple[int, ...]:
+        """Token ids of a conversation, up to where the answer begins. As `tokenize`."""
+        text = await self.render_chat(messages, client=client)
         return await self.tokenize(text, special=False, limit=limit, client=client, param="messages")
 
     async def compile(self, form: GrammarRequest | None, principal: Principal) -> Grammar | None:

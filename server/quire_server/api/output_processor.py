@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from quire_server.api.admission import AnswerLimits
+from quire_server.api.answer_parser import AnswerParser, CallDelta
 from quire_server.api.protocol.requests import TextRules
 from quire_server.api.request_context import DEADLINE, RequestContext
 from quire_server.core.request import FinishReason, Request
@@ -35,8 +36,12 @@ class OutputDelta(NamedTuple):
     stop_reason: str | int | None = None  # the stop string or stop token that the client named
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     token_ids: tuple[int, ...] = ()  # that were counted
+    reasoning: str = ""
+    calls: tuple[CallDelta, ...] = ()
     token_ms: tuple[float, ...] = ()  # since the request's arrival, for each token, where asked for
 
+
+TOOL_CALLS = "tool_calls"
 
 Emit = Callable[[OutputDelta], Awaitable[None]]
 
@@ -77,12 +82,16 @@ async def _answer(context: RequestContext, index: int, request: Request, emit: E
         context.server.tokenizer,
         rules.stop,
         skip_special_tokens=rules.skip_special_tokens,
+        shown=rules.shown,
         include_stop=rules.include_stop,
         min_tokens=rules.min_tokens,
     )
+    parser = None if context.new_parser is None else context.new_parser(index)
     given = request.output_token_ids
     if given:
-        detokenizer.push(given)  # the client has this text
+        text = detokenizer.push(given)  # the client has this text
+        if parser is not None:
+            parser.push(text)
         context.counts.completion_tokens += len(given)
         if (end := _end_of(context, request, detokenizer.stopped)) is not None:
             await emit(OutputDelta(index, "", (), 0, 0, *end))
@@ -111,9 +120,11 @@ async def _answer(context: RequestContext, index: int, request: Request, emit: E
                 context.server.metrics.answer_cut()
                 context.degradation.note(DEADLINE)
             delta = _scored(index, event) if context.scores_only else _delta(index, event, detokenizer, rules)
+            if parser is not None:
+                delta = _parsed(delta, parser)
             finish_reason = delta.finish_reason
-            events.is_complete = finish_reason == FinishReason.STOP
-            if delta.stop_reason is None and delta.finish_reason == FinishReason.STOP:
+            events.is_complete = finish_reason in (FinishReason.STOP, TOOL_CALLS)
+            if delta.stop_reason is None and delta.finish_reason in (FinishReason.STOP, TOOL_CALLS):
                 delta = delta._replace(stop_reason=_stop_token(context, request, event))
             timer.see(event, delta)
             if context.is_timed:
@@ -198,6 +209,17 @@ def _scored(index: int, event: TokenEvent) -> OutputDelta:
     reason = None if event.finish_reason is None else str(FinishReason.LENGTH)
     return OutputDelta(
         index, "", (), 0, event.num_cached_tokens, reason, prompt_logprobs=event.prompt_logprobs
+    )
+
+
+def _parsed(delta: OutputDelta, parser: AnswerParser) -> OutputDelta:
+    """The delta with what its text is. An answer that ends by itself after a call ends for the call."""
+    found = parser.push(delta.text, is_last=delta.finish_reason is not None)
+    reason = delta.finish_reason
+    if reason == FinishReason.STOP and parser.num_calls:
+        reason = TOOL_CALLS
+    return delta._replace(
+        text=found.content, reasoning=found.reasoning, calls=found.calls, finish_reason=reason
     )
 
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 
 from quire_http.errors import ApiError, overloaded
 from quire_http.exchange import ClientGoneError, CutError, HttpExchange
 from quire_server import log
 from quire_server.api.admission import Reservation
+from quire_server.api.answer_parser import AnswerParser
 from quire_server.api.auth import PRINCIPAL, Principal
 from quire_server.api.context import ServerContext
 from quire_server.api.protocol.errors import (
@@ -111,6 +112,7 @@ class RequestContext:
         self.keeps_begun = True  # at its deadline an answer that has begun ends with what it has
         self.scores_only = False  # no token was asked for: the one that the engine always gives is dropped
         self.priority = 0  # lower is more urgent
+        self.new_parser: Callable[[int], AnswerParser] | None = None  # of what is in an answer's text
 
     def configure(self, generation: Generation) -> None:
         """Take over what the parsed request says. Raises ApiError."""

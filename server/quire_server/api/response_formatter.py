@@ -15,6 +15,7 @@ from typing import Protocol
 
 from quire_http.exchange import HttpExchange, to_json
 from quire_server import __version__
+from quire_server.api.answer_parser import CallDelta
 from quire_server.api.output_processor import OutputDelta
 from quire_server.api.request_context import TokenCounts
 from quire_server.core.step import TokenLogprobs
@@ -31,6 +32,8 @@ class Answer:
 
     def __init__(self, lead: str = "") -> None:
         self.text = lead
+        self.reasoning = ""
+        self.calls: list[CallDelta] = []
         self.logprobs: list[TokenLogprobs] = []
         self.prompt_logprobs: list[TokenLogprobs] = []
         self.token_ms: list[float] = []
@@ -40,6 +43,13 @@ class Answer:
     def add(self, delta: OutputDelta) -> None:
         """Take in what the answer gained."""
         self.text += delta.text
+        self.reasoning += delta.reasoning
+        for call in delta.calls:
+            if call.call_id:
+                self.calls.append(call)
+            else:
+                last = self.calls[-1]
+                self.calls[-1] = last._replace(arguments=last.arguments + call.arguments)
         self.logprobs += delta.logprobs
         self.prompt_logprobs += delta.prompt_logprobs
         self.token_ms += delta.token_ms
@@ -67,6 +77,11 @@ class ResponseFormatter(Protocol):
 
     def delta(self, index: int, text: str, logprobs: list[TokenLogprobs]) -> Json:
         """The choice of a chunk in between."""
+
+    def parsed(self, delta: OutputDelta, logprobs: list[TokenLogprobs]) -> list[Json]:
+        """The choices of what a parser has found besides text: a thought, and calls. The first of them has
+        the log-probabilities.
+        """
 
     def closing(self, index: int, finish_reason: str) -> Json:
         """The choice of an answer's last chunk: no text, only the reason."""
@@ -112,7 +127,18 @@ class ChatFormatter:
 
     def delta(self, index: int, text: str, logprobs: list[TokenLogprobs]) -> Json:
         """Text."""
-        return {**_chunk_choice(index, {"content": text}), "logprobs": self._logprobs(logprobs)}
+        return self._message_delta(index, {"content": text}, logprobs)
+
+    def parsed(self, delta: OutputDelta, logprobs: list[TokenLogprobs]) -> list[Json]:
+        """OpenAI's deltas of a message."""
+        first, *others = _parsed_deltas(delta)
+        return [
+            self._message_delta(delta.answer, first, logprobs),
+            *(self._message_delta(delta.answer, one, []) for one in others),
+        ]
+
+    def _message_delta(self, index: int, delta: Json, logprobs: list[TokenLogprobs]) -> Json:
+        return {**_chunk_choice(index, delta), "logprobs": self._logprobs(logprobs)}
 
     def closing(self, index: int, finish_reason: str) -> Json:
         """An empty delta."""
@@ -120,9 +146,14 @@ class ChatFormatter:
 
     def choice(self, index: int, answer: Answer) -> Json:
         """A whole message."""
+        message: Json = {"role": "assistant", "content": answer.text or (None if answer.calls else "")}
+        if answer.reasoning:
+            message["reasoning_content"] = answer.reasoning
+        if answer.calls:
+            message["tool_calls"] = [_call(call) for call in answer.calls]
         return {
             "index": index,
-            "message": {"role": "assistant", "content": answer.text, "refusal": None},
+            "message": {**message, "refusal": None},
             "logprobs": self._logprobs(answer.logprobs),
             **answer.ending(),
         }
@@ -151,6 +182,23 @@ class ChatFormatter:
     def _entry(self, token_id: int, logprob: float) -> Json:
         raw = self.tokenizer.token_bytes(token_id)
         return {"token": raw.decode("utf-8", "replace"), "logprob": _finite(logprob), "bytes": list(raw)}
+
+
+def _call(call: CallDelta) -> Json:
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"id": call.call_id, "type": "function", "function": function}
+
+
+def _parsed_deltas(delta: OutputDelta) -> list[Json]:
+    """What is no content: OpenAI's deltas of a message, a call's name before its arguments."""
+    found: list[Json] = [{"reasoning_content": delta.reasoning}] if delta.reasoning else []
+    for call in delta.calls:
+        if call.call_id:
+            entry: Json = {"index": call.number, **_call(call)}
+        else:
+            entry = {"index": call.number, "function": {"arguments": call.arguments}}
+        found.append({"tool_calls": [entry]})
+    return found
 
 
 def _finite(logprob: float) -> float:
@@ -205,6 +253,10 @@ class CompletionFormatter:
     def delta(self, index: int, text: str, logprobs: list[TokenLogprobs]) -> Json:
         """Text."""
         return self._choice(index, text, self._logprobs(index, logprobs), None)
+
+    def parsed(self, delta: OutputDelta, logprobs: list[TokenLogprobs]) -> list[Json]:
+        """Completions are not parsed: they have text alone."""
+        return []
 
     def closing(self, index: int, finish_reason: str) -> Json:
         """No text."""
@@ -355,6 +407,10 @@ class StreamedResponse:
         held += delta.logprobs
         times = self._times[delta.answer]
         times += delta.token_ms
+        if delta.reasoning or delta.calls:
+            for choice in self._formatter.parsed(delta, held):
+                await self._send([choice], self._usage(delta.answer))
+            held = self._held[delta.answer] = []
         if delta.text and not (held or times):
             await self._exchange.encoded_event(self._text_chunk(delta.answer, delta.text), self._tokens())
         elif delta.text or ((held or times) and delta.finish_reason is not None):

@@ -387,7 +387,9 @@ async def _tokenize(context: ServerContext, exchange: HttpExchange) -> None:
     most, lane = context.max_text_tokens, _lane(exchange)
     async with context.text_gate.enter(exchange.client):
         if request.prompt is None:
-            messages = [message.to_template() for message in request.messages or ()]
+            messages = [
+                one.to_template(f"messages[{index}]") for index, one in enumerate(request.messages or ())
+            ]
             tokens = await context.tokenize_chat(messages, limit=most, client=lane)
         else:
             tokens = await context.tokenize(

@@ -7,33 +7,20 @@ Spans never hold text of prompts or answers.
 
 from __future__ import annotations
 
-import logging
-import socket
-import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 
 from opentelemetry import trace
-from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
-from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 from opentelemetry.trace import SpanKind, Status, StatusCode, Tracer
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry.util.types import AttributeValue
 
+from quire_http import otlp
 from quire_server import __version__
 from quire_server.core.stats import Timing
 from quire_server.metrics.labelled import Exemplar
 
-logger = logging.getLogger(__name__)
-
-_MAX_QUEUED_SPANS = 4096
-_PERIOD_MS = 1000
-_EXPORT_SECONDS = 5.0
-_CLOSE_SECONDS = 2.0
-_ERROR_LOG_SECONDS = 60.0
 _NANO = 1_000_000_000
 
 Attributes = Mapping[str, AttributeValue]
@@ -142,40 +129,11 @@ class Tracing:
         return cls(trace.NoOpTracer(), lambda: None)
 
     @classmethod
-    def to(cls, exporter: SpanExporter, sample_ratio: float) -> Tracing:
-        """Exports the traces that the client samples, and a share of those that begin here."""
-        provider = TracerProvider(
-            sampler=ParentBased(TraceIdRatioBased(sample_ratio)),
-            resource=Resource.create(
-                {
-                    "service.name": "quire-server",
-                    "service.version": __version__,
-                    "service.instance.id": socket.gethostname(),
-                }
-            ),
-            shutdown_on_exit=False,
-        )
-        provider.add_span_processor(
-            BatchSpanProcessor(exporter, max_queue_size=_MAX_QUEUED_SPANS, schedule_delay_millis=_PERIOD_MS)
-        )
-
-        def close() -> None:
-            # In a daemon thread, so that the process exits without waiting for it: with an unreachable
-            # collector the shutdown takes half a minute.
-            closing = threading.Thread(target=provider.shutdown, name="tracing", daemon=True)
-            closing.start()
-            closing.join(_CLOSE_SECONDS)
-
-        return cls(provider.get_tracer("quire_server", __version__), close)
-
-    @classmethod
     def over_otlp(cls, endpoint: str, sample_ratio: float) -> Tracing:
-        """Exports to a collector over HTTP; `endpoint` as in OTEL_EXPORTER_OTLP_ENDPOINT."""
-        # The SDK logs each failed attempt and each dropped span; the exporter below logs once a minute.
-        logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
-        url = endpoint.rstrip("/") + "/v1/traces"
-        exporter = OTLPSpanExporter(endpoint=url, timeout=_EXPORT_SECONDS)
-        return cls.to(RateLimitedErrorLog(exporter, url, time.monotonic), sample_ratio)
+        """Exports to a collector what the client samples, and a share of the traces that begin here."""
+        resource = {"service.name": "quire-server", "service.version": __version__}
+        provider = otlp.provider_over_otlp(endpoint, sample_ratio, resource)
+        return cls(provider.get_tracer("quire_server", __version__), partial(otlp.close, provider))
 
     def begin(self, name: str, headers: Headers, attributes: Attributes) -> RequestSpan:
         """Start the span of a request that has arrived."""
@@ -184,31 +142,3 @@ class Tracing:
     def close(self) -> None:
         """Export the remaining spans, for two seconds at most."""
         self._close()
-
-
-class RateLimitedErrorLog(SpanExporter):
-    """Logs failed exports at most once a minute, with the number of spans lost."""
-
-    def __init__(self, inner: SpanExporter, url: str, clock: Callable[[], float]) -> None:
-        self._inner = inner
-        self._url = url
-        self._clock = clock
-        self._num_lost = 0
-        self._logged_at = float("-inf")
-
-    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """Export; runs in the SDK's thread."""
-        result = self._inner.export(spans)
-        if result is not SpanExportResult.SUCCESS:
-            self._num_lost += len(spans)
-            if self._clock() - self._logged_at >= _ERROR_LOG_SECONDS:
-                self._logged_at = self._clock()
-                logger.warning(
-                    "the collector takes no spans", extra={"url": self._url, "lost": self._num_lost}
-                )
-                self._num_lost = 0
-        return result
-
-    def shutdown(self) -> None:
-        """End retries."""
-        self._inner.shutdown()

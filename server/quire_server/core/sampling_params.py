@@ -17,12 +17,13 @@ INT64_MAX = 2**63 - 1
 
 
 class GrammarKind(StrEnum):
-    """The kinds of structured output, under vLLM's names."""
+    """The kinds of structured output, under vLLM's names, and calls of tools."""
 
     JSON = "json"
     REGEX = "regex"
     CHOICE = "choice"
     GRAMMAR = "grammar"
+    TOOLS = "tools"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,17 @@ class Grammar:
 
     kind: GrammarKind
     text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ThinkingBudget:
+    """How long an answer may think: after so many tokens its thought is ended. ``begin_token_id``: begins the
+    thought in the answer, None where the prompt has begun it.
+    """
+
+    max_tokens: int
+    end_token_id: int
+    begin_token_id: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,13 +131,15 @@ class SamplingParams:
         RequestField("How many of the likeliest tokens to list at each position of the prompt.", 0, 20),
     ] = None
     grammar: Grammar | None = None
+    thinking: ThinkingBudget | None = None
 
     @property
     def named_token_ids(self) -> list[int]:
         """Every token id in here that becomes an index."""
         biased = [token_id for token_id, _ in self.logit_bias]
         banned = [token_id for word in self.bad_words for token_id in word]
-        return [*biased, *banned, *self.allowed_token_ids]
+        ends = [] if self.thinking is None else [self.thinking.end_token_id]
+        return [*biased, *banned, *self.allowed_token_ids, *ends]
 
     @property
     def adjusts_logits(self) -> bool:
@@ -140,7 +154,8 @@ class SamplingParams:
     @property
     def edits_logits(self) -> bool:
         """Whether logits are changed by more than penalties."""
-        return self.watermark or bool(self.logit_bias or self.allowed_token_ids or self.bad_words)
+        edited = self.logit_bias or self.allowed_token_ids or self.bad_words
+        return self.watermark or self.thinking is not None or bool(edited)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,5 @@
-"""Logits processors, applied before the temperature: bias, penalties, allowed and banned tokens, watermark.
+"""Logits processors, applied before the temperature: bias, penalties, allowed and banned tokens, watermark,
+the end of a thought.
 
 Each changes the logits of one sampled position in place and depends only on that position's context and the
 request's parameters. There is no state between steps, so drafts, rejections and preemptions need no
@@ -12,10 +13,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from quire_server.core.sampling_params import SamplingParams
+from quire_server.core.sampling_params import SamplingParams, ThinkingBudget
 from quire_server.core.watermark import GOLDEN, MIXERS, Watermark
 
 _NEVER = float("-inf")
+_BEGIN_WITHIN = 4  # first tokens of an answer in which a thought begins; white space may come before it
 
 
 def adjust(
@@ -46,6 +48,23 @@ def adjust(
     if sampling.watermark and watermark is not None:
         green = green_list(watermark, int(context[-1]), logits.shape[0])
         logits += torch.from_numpy(green).float().mul_(watermark.delta)
+    if sampling.thinking is not None and is_spent(answer, sampling.thinking):
+        end = sampling.thinking.end_token_id
+        value = float(logits[end])
+        if value != _NEVER:  # else a ban or a grammar forbids it, and no token would be left
+            logits.fill_(_NEVER)[end] = value
+
+
+def is_spent(answer: NDArray[np.int64], thinking: ThinkingBudget) -> bool:
+    """Whether the answer is a thought that is as long as it may be, and has to end."""
+    begin = 0
+    if thinking.begin_token_id is not None:
+        found = np.flatnonzero(answer[:_BEGIN_WITHIN] == thinking.begin_token_id)
+        if not found.size:
+            return False
+        begin = int(found[0]) + 1
+    thought = answer[begin:]
+    return len(thought) >= thinking.max_tokens and not (thought == thinking.end_token_id).any()
 
 
 def penalise_repetition(logits: Tensor, context: NDArray[np.int64], penalty: float) -> None:

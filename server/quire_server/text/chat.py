@@ -5,6 +5,7 @@ immutable sandbox, with 2 s and 512 MiB per rendering. When it exceeds them the 
 fails, and the next one starts a new child.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ from typing import Any
 from quire_server.errors import ChatTemplateError, ConfigError, ModelCorruptError
 from quire_server.model_dir.files import ModelFiles
 from quire_server.text.child_process import ChildProcess
+from quire_server.text.output_parsers import TOOL_FORMS
+from quire_server.text.tool_prompt import without_tools
 
 _TEMPLATE_LIMIT = 1 << 20
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token")
@@ -25,6 +28,9 @@ class ChatTemplate:
             "quire_server.text.chat_worker", {"template": source, "variables": dict(variables)}
         )
         self._source = source
+        self._shows_tools = re.search(r"\btools\b", source) is not None
+        #: Whether a client can have the model not think.
+        self.has_thinking_switch = "enable_thinking" in source
         if source and (error := self._worker.ask().get("error")):
             self.close()
             raise ModelCorruptError(f"{origin}: the chat template cannot be used: {error}")
@@ -53,14 +59,38 @@ class ChatTemplate:
             return cls(source, variables, "chat_template.jinja")
         return cls(_template_text(config.get("chat_template")), variables, "tokenizer_config.json")
 
-    def render(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> str:
-        """The prompt text. Raises ChatTemplateError. Blocks for up to 2 s: call it in a thread."""
+    @property
+    def source(self) -> str:
+        """The template's text, empty where there is none."""
+        return self._source
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] = (),
+        tool_form: str = "Hermes",
+        enable_thinking: bool | None = None,
+    ) -> str:
+        """The prompt text; ``tool_form``: how the model is asked to call, where its template does not say it.
+        Raises ChatTemplateError. Blocks for up to 2 s: call it in a thread.
+        """
         if not self._source:
             raise ChatTemplateError(
                 "The model has no chat template. Use /v1/completions, or serve it with --chat-template.",
                 param="messages",
             )
-        question = {"messages": list(messages), "add_generation_prompt": add_generation_prompt}
+        question: dict[str, Any] = {
+            "messages": list(messages),
+            "add_generation_prompt": add_generation_prompt,
+        }
+        if not self._shows_tools:
+            question["messages"] = without_tools(messages, tools, TOOL_FORMS[tool_form])
+        elif tools:
+            question["tools"] = list(tools)
+        if enable_thinking is not None:
+            question["enable_thinking"] = enable_thinking
         answer = self._worker.ask(question)
         if "error" in answer:
             raise ChatTemplateError(

@@ -6,7 +6,7 @@ begins first), so the result does not depend on how tokens are grouped. A stop s
 the first ``min_tokens`` tokens does not count.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from quire_server.text.tokenizer import TextDecoder, Tokenizer
 
@@ -20,11 +20,12 @@ class IncrementalDetokenizer:
         stop: Sequence[str] = (),
         *,
         skip_special_tokens: bool = True,
+        shown: Collection[int] = (),
         include_stop: bool = False,
         min_tokens: int = 0,
     ) -> None:
         self.stopped: str | None = None
-        self._decoder = TextDecoder(tokenizer, skip_special_tokens=skip_special_tokens)
+        self._decoder = TextDecoder(tokenizer, skip_special_tokens=skip_special_tokens, shown=shown)
         self._stop = tuple(string for string in stop if string)
         self._include_stop = include_stop
         self._num_exempt = (

@@ -17,6 +17,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, regex_to_lark
 
 from quire_server.core.sampling_params import GrammarKind
 from quire_server.text import ebnf, rust_panics
+from quire_server.text.output_parsers.call_grammar import CallGrammar
 from quire_server.text.tokenizer import Tokenizer
 
 MAX_BYTES = 64 << 10  # of a schema, a regular expression, a list of choices or a grammar
@@ -145,9 +146,14 @@ def _choice(text: str) -> str:
     return "start: CHOICE\nCHOICE: " + " | ".join(json.dumps(choice) for choice in json.loads(text))
 
 
+def _tools(text: str) -> str:
+    return CallGrammar.from_json(text).to_lark(_JSON_OPTIONS)
+
+
 _START = {
     GrammarKind.JSON: _json,
     GrammarKind.REGEX: _regex,
     GrammarKind.CHOICE: _choice,
     GrammarKind.GRAMMAR: ebnf.to_lark,
+    GrammarKind.TOOLS: _tools,
 }

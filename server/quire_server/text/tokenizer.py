@@ -7,7 +7,7 @@ depend on its neighbours, so streamed deltas add up to exactly the text of decod
 import codecs
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -110,16 +110,34 @@ class Tokenizer:
         """The bytes of a token in text: empty for special tokens, which are skipped."""
         return b"" if token_id in self._special else self._bytes.get(token_id, b"")
 
+    def special_tokens(self, texts: Collection[str]) -> dict[str, int]:
+        """The ids of those of the texts that are special tokens."""
+        found = {text: self._library.token_to_id(text) for text in texts}
+        return {text: token_id for text, token_id in found.items() if token_id in self._special}
+
+    def token_id(self, text: str) -> int | None:
+        """The id of a text that is one token."""
+        found: int | None = self._library.token_to_id(text)
+        return found
+
     def is_special(self, token_id: int) -> bool:
         """Whether the token is a special (control) token."""
         return token_id in self._special
 
 
 class TextDecoder:
-    """Tokens -> text, holding back at most one unfinished UTF-8 character."""
+    """Tokens -> text, holding back at most one unfinished UTF-8 character. ``shown``: special tokens that are
+    not skipped.
+    """
 
-    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, *, skip_special_tokens: bool, shown: Collection[int] = ()
+    ) -> None:
         self._bytes_of = tokenizer.text_bytes if skip_special_tokens else tokenizer.token_bytes
+        if skip_special_tokens and shown:
+            self._bytes_of = lambda token_id: (
+                tokenizer.token_bytes if token_id in shown else tokenizer.text_bytes
+            )(token_id)
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def push(self, token_ids: Sequence[int]) -> str:

@@ -33,6 +33,8 @@ def accepted(schema):
         return list(schema["enum"])
     if "const" in schema:
         return [schema["const"]]
+    if "type" not in schema:
+        return [None, 1, "anything"]
     kinds = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
     return [value for kind in kinds for value in _OF_KIND[kind](schema)]
 
@@ -78,6 +80,13 @@ def name(value):
     return text if len(text) < 30 else f"{text[:20]}...({len(text)})"
 
 
+def _needed(schema):
+    """The properties that an object has to have, or all where it needs none."""
+    properties = schema.get("properties", {})
+    required = {*schema.get("required", ()), *schema.get("else", {}).get("required", ())} or set(properties)
+    return {key: inner for key, inner in properties.items() if key in required}
+
+
 def _array(schema):
     (item, *_) = [value for value in accepted(schema["items"]) if value != ""]
     lengths = {schema.get("minItems", 0), min(schema.get("maxItems", 3), 5000)}
@@ -95,7 +104,7 @@ _OF_KIND = {
     ],
     "array": _array,
     "object": lambda schema: [
-        {key: accepted(inner)[0] for key, inner in schema.get("properties", {}).items()},
+        {key: accepted(inner)[0] for key, inner in _needed(schema).items()},
         *([{"7": schema["additionalProperties"]["maximum"]}] if "propertyNames" in schema else []),
     ],
 }

@@ -37,6 +37,7 @@ class CallRecorder:
 
     vocab_size = 9
     eos_token_ids = (8,)
+    has_thinking_switch = False
 
     def __init__(self):
         self.calls = []
@@ -51,7 +52,7 @@ class CallRecorder:
     def decode(self, tokens, **_):
         self.calls.append("decode")
 
-    def render(self, messages):
+    def render(self, messages, **_):
         self.calls.append("render")
         return "text"
 
@@ -208,6 +209,7 @@ async def test_a_request_is_counted_and_its_place_free_when_its_client_may_send_
     monkeypatch.setattr(completions, "answer_all", one_answer)
     scope = {"path": path, "headers": [], PRINCIPAL: Principal("ann")}
     await handle(context, HttpExchange(scope, incoming.get, send))
+    await asyncio.sleep(0)
     assert len(found) == 1
     num_admitted, num_requests, text = found[0]
     assert (num_admitted, num_requests) == (0, 0)

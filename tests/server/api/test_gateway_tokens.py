@@ -17,8 +17,9 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from starlette.types import Scope
 
 from quire_http.errors import ApiError
+from quire_http.signed_token import key_id
 from quire_server.api.auth import PRINCIPAL, Keys, Principal
-from quire_server.api.gateway_tokens import TOKEN_HEADER, GatewayKeys, key_id, require_access
+from quire_server.api.gateway_tokens import TOKEN_HEADER, GatewayKeys, require_access
 
 NOW = 1_800_000_000
 AUDIENCE = "team-a/qwen"
@@ -108,9 +109,9 @@ def test_two_clients_of_a_gateway_share_no_cache_unless_it_says_so(
         ({"iat": None}, "how long"),
         ({"exp": float(NOW + 30)}, "how long"),
         ({"iat": True}, "how long"),
-        ({"aud": "team-b/qwen"}, "another model"),
-        ({"aud": [AUDIENCE]}, "another model"),
-        ({"aud": None}, "another model"),
+        ({"aud": "team-b/qwen"}, "another audience"),
+        ({"aud": [AUDIENCE]}, "another audience"),
+        ({"aud": None}, "another audience"),
         ({"client": None}, "a name"),
         ({"client": "a\0b"}, "a name"),
         ({"cache": 7}, "a name"),

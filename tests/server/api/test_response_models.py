@@ -26,7 +26,11 @@ from tests.server.launch import NO_TLS
 CHAT = ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]})
 TEXT = ("/v1/completions", {"prompt": "hi"})
 BOTH = ({}, {"n": 2}, {"allowed_token_ids": [65], "stop_token_ids": [65]}, {"max_tokens": 1})
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"additionalProperties": False}}}
+CALLED = {"tools": [TOOL], "tool_choice": "required", "max_tokens": 200, "ignore_eos": False}
 REQUESTS = [
+    (*CHAT, CALLED),
+    (*CHAT, {**CALLED, "logprobs": True, "n": 2}),
     *((*CHAT, more) for more in BOTH),
     (*CHAT, {"logprobs": True}),
     (*CHAT, {"logprobs": True, "top_logprobs": 3, "n": 2}),

@@ -12,7 +12,11 @@ from tests.server.conftest import KEY
 
 PAGES = ["README.md", *(str(path.relative_to(ROOT)) for path in sorted((ROOT / "docs").glob("*.md")))]
 COMMANDS = [
-    pytest.param(command, id=f"{page} {number}")
+    pytest.param(
+        command,
+        id=f"{page} {number}",
+        marks=pytest.mark.deep if '"watermark": true' in command else [],  # it asks for 200 tokens
+    )
     for page in PAGES
     for number, command in enumerate(
         found
@@ -53,6 +57,7 @@ def events(text):
     return [json.loads(line.removeprefix("data: ")) for line in lines]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_curl_command_of_the_documentation_is_answered(smollm2_server, command):
     output = run(words(command, smollm2_server.url))
@@ -67,6 +72,11 @@ def test_the_documentation_has_curl_commands():
     pages = {param.id.split()[0] for param in COMMANDS}
     assert {"README.md", "docs/clients.md", "docs/sampling.md"} <= pages
     assert len(COMMANDS) >= 9
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_no_command_of_the_documentation_may_be_answered_without_end(command):
+    assert "/chat/completions" not in command or '"max_tokens"' in command
 
 
 def test_a_stream_arrives_while_the_answer_is_generated_and_ends_with_its_usage(server):

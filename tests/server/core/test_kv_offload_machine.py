@@ -154,4 +154,4 @@ class OffloadMachine(RuleBasedStateMachine):
 
 
 TestOffload = OffloadMachine.TestCase
-TestOffload.settings = settings(max_examples=300, stateful_step_count=25, deadline=None)
+TestOffload.settings = settings(max_examples=150, stateful_step_count=25, deadline=None)

@@ -98,7 +98,7 @@ def test_echoes_arrive_unchanged(echo):
     assert decode_echo(encode_echo(echo)) == echo
 
 
-@settings(max_examples=400)
+@settings(max_examples=150)
 @given(st.binary(max_size=200))
 def test_random_bytes_are_a_codec_error(data):
     with pytest.raises(CodecError):
@@ -107,7 +107,7 @@ def test_random_bytes_are_a_codec_error(data):
         decode_echo(data)
 
 
-@settings(max_examples=400)
+@settings(max_examples=150)
 @given(steps(), st.data())
 def test_a_damaged_step_is_a_codec_error_or_within_the_limits(message, data):
     body = bytearray(StepEncoder().encode(message))

@@ -18,7 +18,7 @@ from quire_server.core import transfer
 from quire_server.core.kv_division import Run
 from quire_server.core.transfer import RefusedError, TransferError, prefix_digest
 from quire_server.fault_injection import Fault, Faults
-from quire_server.kv_transfer import client, frames, handshake
+from quire_server.kv_transfer import client, frames, handshake, shared_memory
 from quire_server.kv_transfer.channel import Channel
 from quire_server.kv_transfer.client import Producers
 from quire_server.kv_transfer.frames import Kind, Prefill
@@ -385,6 +385,31 @@ def test_a_producer_elsewhere_is_read_over_tcp_or_not_at_all_as_the_transport_sa
         Producers([far.address], None, LAYOUT, "shared_memory").connect()
     for source in (near, far):
         source.close()
+
+
+def test_a_stranger_at_the_name_of_a_producer_s_memory_is_not_read_and_tcp_is_used(tmp_path):
+    """Every process of the network namespace can bind that name."""
+    source = FakeProducer(tmp_path)
+    with socket.socket(socket.AF_UNIX) as stranger:
+        stranger.bind(shared_memory._name(source.holds.incarnation))
+        stranger.listen()
+        stranger.settimeout(5)
+
+        def answer():
+            with stranger.accept()[0] as connection:
+                connection.sendall(bytes(64))
+
+        answered = threading.Thread(target=answer)
+        answered.start()
+        channel, _ = Producers([source.address], None, LAYOUT, "auto").connect()
+        answered.join()
+    assert not isinstance(channel, SharedMemoryChannel)
+    reference = client.prefill(channel, WANTED, PREFIX, 5.0)
+    target = FakeBlocks(4, 2)
+    client.read(channel, reference, 0, target, [0, 1, 2])
+    assert target.content(2) == source.blocks.content(3)
+    channel.close()
+    source.close()
 
 
 def test_a_consumer_cannot_write_to_the_memory_that_it_reads(tmp_path):

@@ -117,6 +117,7 @@ def size_of_tmpfs(command, sources, tmp_path, environment):
     return int(1.06 * weights if command == "quantize" else weights / 2) // PAGE * PAGE + PAGE
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_full_disk_is_a_clear_error_and_leaves_nothing_under_the_name(
     command, sources, environment, tmp_path

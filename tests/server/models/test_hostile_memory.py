@@ -60,6 +60,7 @@ def attacks() -> Iterator[tuple[str, str, bytes]]:
         yield f"tokenizer of {form.__name__}", "tokenizer.json", as_vocabulary(form(int(size * MB)))
 
 
+@pytest.mark.deep
 def test_refusing_a_file_takes_a_bounded_amount_of_memory(tmp_path: Path) -> None:
     roots = [directories.write(tmp_path / "good")]
     for what, name, contents in attacks():

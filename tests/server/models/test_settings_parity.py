@@ -10,7 +10,7 @@ from tests.server.models import families, settings
 MODELS = settings.models()
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(("cell", "changes"), MODELS.items(), ids=[" - ".join(cell) for cell in MODELS])
 def test_the_answers_are_those_of_transformers(
     tmp_path: Path, cell: tuple[str, str], changes: dict[str, Any]

@@ -74,6 +74,7 @@ def kind(step: Step) -> str:
     return "mixed" if any(decodes) else "prompts that end" if any(step.samples) else "part of a prompt"
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("limits", [
     {"max_num_batched_tokens": 10, "max_num_seqs": 3},
     {"num_blocks": 8, "num_host_slots": 16, "preemption_mode": PreemptionMode.SWAP, "max_model_len": 96},

@@ -41,7 +41,7 @@ def runners(model, runner):
     ranks.close()
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("mode", list(PreemptionMode))
 @pytest.mark.parametrize("method", [SpeculativeMethod.NGRAM, SpeculativeMethod.DRAFT_MODEL])

@@ -136,6 +136,7 @@ def waits(engine: InProcessEngine, monkeypatch: pytest.MonkeyPatch) -> list[floa
     return found
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("slow", [{0}, {1}, {0, 1}])
 def test_while_every_request_waits_for_a_slow_disk_there_are_few_steps(
     ranks: Ranks, alone: list[list[int]], monkeypatch: pytest.MonkeyPatch, slow: set[int]

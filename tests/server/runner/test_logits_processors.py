@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from transformers import RepetitionPenaltyLogitsProcessor
 from transformers.generation.logits_process import NoBadWordsLogitsProcessor
 
-from quire_server.core.sampling_params import SamplingParams
+from quire_server.core.sampling_params import SamplingParams, ThinkingBudget
 from quire_server.core.watermark import Watermark
 from quire_server.runner import logits_processors
 from quire_server.runner.logits_processors import green_list
@@ -93,3 +93,36 @@ def test_green_tokens_gain_delta_and_others_nothing() -> None:
     watermark = Watermark(b"k" * 32, 0.5, 2.0)
     gained = adjusted(3, [7, 9], 1, watermark=True) - logits(3)
     torch.testing.assert_close(gained, torch.from_numpy(green_list(watermark, 9, VOCAB)).float() * 2)
+
+
+BEGIN, END = 20, 21
+
+
+@pytest.mark.parametrize(
+    ("answer", "begin", "is_forced"),
+    [
+        ([], None, False),
+        ([1, 2], None, False),
+        ([1, 2, 3], None, True),
+        ([1, 2, 3, 4, 5], None, True),  # drafts were in flight when it was spent
+        ([1, END, 3, 4, 5], None, False),
+        ([1, 2, 3, END, 5], None, False),
+        ([BEGIN, 1, 2], BEGIN, False),
+        ([BEGIN, 1, 2, 3], BEGIN, True),
+        ([9, BEGIN, 1, 2, 3], BEGIN, True),
+        ([9, 9, 9, 9, BEGIN, 1, 2, 3], BEGIN, False),  # no thought but text about one
+        ([1, 2, 3, 4], BEGIN, False),
+    ],
+)
+def test_a_thought_of_three_tokens_has_to_end(answer: list[int], begin: int | None, is_forced: bool) -> None:
+    plain = logits(1)
+    found = adjusted(1, [7, *answer], 1, thinking=ThinkingBudget(3, END, begin))
+    if is_forced:
+        assert torch.isfinite(found).nonzero().flatten().tolist() == [END]
+    else:
+        torch.testing.assert_close(found, plain)
+
+
+def test_an_end_that_may_not_come_is_not_forced() -> None:
+    found = adjusted(1, [7, 1, 1], 1, thinking=ThinkingBudget(1, END), bad_words=((END,),))
+    assert found[END] == float("-inf") and torch.isfinite(found).sum() == VOCAB - 1

@@ -35,6 +35,7 @@ def expected(model: LlamaForCausalLM, prompt: list[int]) -> torch.Tensor:
         return model(torch.tensor([prompt])).logits[0].log_softmax(-1)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "condition",
     [

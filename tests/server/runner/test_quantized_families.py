@@ -18,7 +18,8 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return quantized_directories.write(tmp_path_factory.mktemp("quantised"), FAMILIES)
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.deep
+@pytest.mark.one_in(12)
 @pytest.mark.parametrize("format_", FORMATS)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_quantised_answers_are_those_of_transformers_with_the_weights_that_others_read(
@@ -31,6 +32,7 @@ def test_quantised_answers_are_those_of_transformers_with_the_weights_that_other
     families.assert_same(quantised, model)
 
 
+@pytest.mark.deep
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("family", "format_", "dtype"), quantized_matrix.cases(), ids=lambda value: str(value).replace(" ", "_")

@@ -78,6 +78,8 @@ def auto_rounded(plain: Path) -> Path:
     return plain.parent
 
 
+@pytest.mark.deep
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", ["gptq", "act_order", "awq"])
 def test_four_bit_checkpoints_of_auto_round(name: str, auto_rounded: Path) -> None:
     document = json.loads((auto_rounded / name / "config.json").read_text())["quantization_config"]

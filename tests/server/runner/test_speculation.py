@@ -81,7 +81,7 @@ def wrong_draft(directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Mo
     return load(directory, speculative_model=other)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("speculation", [NGRAM, DRAFT_MODEL], ids=["n-gram", "draft model"])
 @pytest.mark.parametrize("circumstance", CIRCUMSTANCES.values(), ids=CIRCUMSTANCES)
 def test_greedy_answers_are_those_of_transformers(
@@ -99,6 +99,7 @@ def test_greedy_answers_are_those_of_transformers(
     assert has_room == (stats.speculation.accepted_tokens > 0)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("speculation", [NGRAM, DRAFT_MODEL], ids=["n-gram", "draft model"])
 @pytest.mark.parametrize("num_blocks", [256, 9])
 def test_a_seed_gives_the_same_answer_with_and_without_drafts(
@@ -227,6 +228,7 @@ def test_the_drafts_keys_and_values_count_in_the_memory_of_the_cache(directory: 
     assert drafted.kv_cache_bytes <= 1 << 20
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("speculation", [NGRAM, DRAFT_MODEL], ids=["n-gram", "draft model"])
 def test_samples_have_the_models_distribution(tmp_path: Path, speculation: SpeculationConfig) -> None:
     """Chi-square over the pairs of the second and third token, for a vocabulary of 7."""

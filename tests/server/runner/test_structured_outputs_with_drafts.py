@@ -24,6 +24,7 @@ def runner(tmp_path_factory):
     return load(model, speculative_model=model)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("num_blocks", [512, 9], ids=["room for all", "preempting"])
 @pytest.mark.parametrize("method", list(SpeculativeMethod))
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

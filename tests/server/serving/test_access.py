@@ -20,6 +20,7 @@ from tests.server.conftest import KEY
 ASK = {"model": "tiny", "prompt": "Once", "max_tokens": 2}
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "path", ["/v1/chat/completions", "/v1/models", "/tokenize", "/version", "/nowhere", "/health?deep=true"]
 )

@@ -61,6 +61,7 @@ def test_a_value_beyond_its_bounds_is_a_400_that_names_the_field(server, client,
         assert client.post(path, content=with_field(path, name, value)).status_code == 400
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("path", "name"), CASES, ids=[f"{path}:{name}" for path, name in CASES])
 def test_a_value_within_its_bounds_never_crashes_the_server(server, client, path, name):
     """Some are refused for what the server or its model is; none ends the engine."""
@@ -82,6 +83,7 @@ def test_min_tokens_above_the_context_length_is_a_400_that_names_the_field(clien
     assert client.post("/v1/chat/completions", json=chat | {"min_tokens": 1, "max_tokens": 1}).is_success
 
 
+@pytest.mark.deep
 def test_refused_requests_leak_no_memory_in_the_api_process_or_the_engine(server, client):
     def resident():
         pids = server.children()

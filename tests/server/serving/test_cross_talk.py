@@ -154,6 +154,7 @@ async def ask_as_all(server, seconds, enough_answers):
     return outcomes
 
 
+@pytest.mark.deep
 def test_no_answer_holds_anything_of_another_client_s_prompt(server):
     logging.getLogger("httpx").setLevel(logging.WARNING)  # a line for each request takes longer than asking
     outcomes = asyncio.run(ask_as_all(server, 60 * MINUTES, ENOUGH_ANSWERS))

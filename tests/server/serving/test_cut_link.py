@@ -20,6 +20,7 @@ RANKS = ("--tensor-parallel-size", "2")
 STAGES = (*RANKS, "--pipeline-parallel-size", "2")
 
 
+@pytest.mark.deep
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("side", "flags", "each"),

@@ -45,6 +45,7 @@ def test_an_idle_server_whose_canary_stays_wrong_is_unready_at_once_and_restarts
         assert server.wait_end() == 78, "the container restarts without anyone deleting the pod"
 
 
+@pytest.mark.deep
 def test_a_server_whose_weights_are_nan_from_the_start_ends_before_it_serves(tmp_path):
     model = tiny_model.write(tmp_path / "model")
     weights = load_file(model / "model.safetensors")

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from quire_operator.reports import Effective, parse_statusz
 from quire_server.layers.int8_linear import has_native_kernels
 from tests.server.launch import Server
@@ -33,6 +35,7 @@ def test_a_small_kv_cache_is_said_with_the_context_that_it_leaves_and_the_models
     assert (found.dtype, found.quantization, found.inexact_defaults) == ("float32", "none", ())
 
 
+@pytest.mark.deep
 def test_a_context_that_was_asked_for_is_the_wanted_one_and_arithmetic_by_default_is_named_where_it_rounds(
     tiny: Path, tmp_path: Path
 ) -> None:

@@ -33,6 +33,7 @@ async def timed(http, key, body):
     return answer, time.monotonic() - begun
 
 
+@pytest.mark.deep
 async def test_slow_schemas_of_one_key_delay_another_by_one_of_them_and_a_repetition_costs_nothing(server):
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=server.url, timeout=60, limits=limits) as http:

@@ -65,6 +65,7 @@ def tiny(tmp_path_factory):
     return tiny_model.write(tmp_path_factory.mktemp("models") / "tiny")
 
 
+@pytest.mark.deep
 def test_every_kind_of_request_gets_the_answer_of_one_process(tiny, tmp_path):
     (expected, canary), (found, its_canary) = (served(tiny, tmp_path / str(n), n) for n in (1, 2))
     assert its_canary == canary

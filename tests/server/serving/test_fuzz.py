@@ -67,6 +67,7 @@ def document(server):
     return httpx.get(server.url + "/openapi.json", headers=HEADERS, verify=NO_TLS).json()
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("method", "path", "mode"), OPERATIONS, ids=[" ".join(map(str, one)) for one in OPERATIONS]
 )

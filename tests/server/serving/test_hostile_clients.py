@@ -168,6 +168,7 @@ def test_random_bytes_and_pickles_on_every_socket_are_refused(server, tmp_path):
     assert server.children() == pids
 
 
+@pytest.mark.deep
 def test_a_slow_request_body_gets_a_408_and_blocks_no_other_client(server):
     head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n"
     head += b"Authorization: Bearer " + KEY.encode() + b"\r\n\r\n"

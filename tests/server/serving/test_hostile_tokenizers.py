@@ -55,6 +55,7 @@ def test_a_panic_in_a_child_process_is_its_answer_and_the_child_goes_on(tmp_path
         child.close()
 
 
+@pytest.mark.deep
 def test_a_text_that_makes_the_tokenizer_panic_is_a_400_and_the_server_lives(tmp_path):
     model = write(tmp_path / "tiny", RARE, "pre_tokenizer")
     with Server(model, tmp_path) as server:

@@ -47,6 +47,7 @@ def test_an_old_connection_is_closed_by_its_next_answer_and_a_young_one_is_kept(
     assert after[0] != port and after[1:] == (200, None)
 
 
+@pytest.mark.deep
 def test_a_stream_that_outlives_its_connections_age_ends_whole(server):
     opened = time.monotonic()
     with httpx.Client(base_url=server.url, verify=NO_TLS, timeout=60) as client:
@@ -60,6 +61,7 @@ def test_a_stream_that_outlives_its_connections_age_ends_whole(server):
         assert client.get("/v1/models").headers["connection"] == "close"
 
 
+@pytest.mark.deep
 def test_an_old_connection_that_nobody_uses_is_closed(server):
     with contextlib.closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)) as idle:
         get(idle)
@@ -119,6 +121,7 @@ async def _end(listening):
     await asyncio.sleep(0.01)  # transports are closed in one of the next rounds of the loop
 
 
+@pytest.mark.deep
 def test_a_new_replica_gets_requests_of_clients_that_keep_their_connections(server, tiny, tmp_path):
     failed, stop = [], threading.Event()
 

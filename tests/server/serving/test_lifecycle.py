@@ -71,6 +71,7 @@ def test_a_full_queue_refuses_requests_and_a_drain_finishes_accepted_ones(tiny, 
         assert server.termination_log.read_text() == ""
 
 
+@pytest.mark.deep
 def test_a_client_on_an_open_connection_sees_no_error_during_a_drain(tiny, tmp_path):
     """Its connection stays open between two requests: the last response closes it, and none is refused."""
     with Server(tiny, tmp_path, "--pre-stop-seconds", "60") as server, server.client() as client:
@@ -86,6 +87,7 @@ def test_a_client_on_an_open_connection_sees_no_error_during_a_drain(tiny, tmp_p
         assert time.monotonic() - began < 30, "it waited for a connection that it had closed itself"
 
 
+@pytest.mark.deep
 def test_requests_beyond_the_drain_timeout_get_an_error_and_are_logged_as_cancelled(tiny, tmp_path):
     with Server(tiny, tmp_path, "--drain-timeout-seconds", "0.3") as server, server.client() as client:
         server.wait_ready()
@@ -98,6 +100,7 @@ def test_requests_beyond_the_drain_timeout_get_an_error_and_are_logged_as_cancel
         assert '"status": "cancelled"' in server.log.read_text()
 
 
+@pytest.mark.deep
 def test_on_a_spot_node_a_stream_that_is_cut_gets_its_final_error_event_within_the_notice(tiny, tmp_path):
     """With the settings that the operator renders for a notice of ten seconds. The engine stops meanwhile,
     so that it is cut however fast the machine is.
@@ -151,6 +154,7 @@ def test_a_stalled_engine_fails_readiness_then_liveness_and_exits_with_engine_st
         assert outcome == [503], "the client was left without an answer"
 
 
+@pytest.mark.deep
 def test_a_slow_load_reports_progress_and_a_killed_engine_ends_the_server_with_its_children(tiny, tmp_path):
     with Server(tiny, tmp_path, "--load-stall-timeout-seconds", "3", fault="slow_load:after=0.8") as server:
         status = server.wait("a part is loaded", lambda: server.probe("livez") and loaded_part(server))

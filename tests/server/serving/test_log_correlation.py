@@ -4,6 +4,7 @@ import json
 import threading
 
 import httpx
+import pytest
 
 from tests.server.launch import Server
 
@@ -42,6 +43,7 @@ def ended_twice(lines):
     return lines if sum(line["message"] == "request ended" for line in lines) == 2 else None
 
 
+@pytest.mark.deep
 def test_a_request_that_fails_in_the_engine_is_in_its_log_with_the_client_s_id(tiny, tmp_path):
     with Server(tiny, tmp_path, fault="nan_weight:after=30") as server:
         server.wait_ready()
@@ -57,6 +59,7 @@ def test_a_request_that_fails_in_the_engine_is_in_its_log_with_the_client_s_id(t
         assert "failing-1" in {line["request_id"] for line in grep(server, "failing-1", "api")}
 
 
+@pytest.mark.deep
 def test_requests_that_are_lost_with_the_engine_are_named_by_it(tiny, tmp_path):
     with Server(tiny, tmp_path, fault="crash_step:after=40") as server:
         server.wait_ready()

@@ -21,7 +21,7 @@ from tests.server.launch import NO_TLS, Server
 
 logger = logging.getLogger(__name__)
 
-KILLS = int(os.environ.get("RANK_KILLS", "2"))
+KILLS = int(os.environ.get("RANK_KILLS", "1"))
 RANKS = 2
 FLAGS = ("--dtype", "float32", "--quantization", "none", "--tensor-parallel-size", str(RANKS))
 FIXED = {
@@ -135,6 +135,7 @@ def lose(server, signum, victim, dice):
     return took, status.document
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("signum", "limit"), [(signal.SIGKILL, 2.0), (signal.SIGSTOP, 5.0)])
 def test_a_rank_that_is_lost_at_any_moment_ends_all_of_the_server(tiny, tmp_path, signum, limit):
     dice, golden, lost_at, seconds = random.Random(11), None, None, []
@@ -175,7 +176,7 @@ def check_who_is_named(server, signum, victim, status):
     assert [rank["rank"] for rank in status["ranks"] if rank["missing"]] == [victim]
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize(
     ("fault", "victim"),
     [
@@ -197,6 +198,7 @@ def test_a_rank_that_fails_before_or_after_an_exchange_ends_the_server(tiny, tmp
         assert f"rank {victim}" in message or (victim == 0 and "engine" in message), message
 
 
+@pytest.mark.deep
 def test_a_stopped_rank_is_noticed_without_any_request(tiny, tmp_path):
     with Server(tiny, tmp_path, *FLAGS).wait_ready() as server:
         os.kill(server.ranks()[1], signal.SIGSTOP)
@@ -237,6 +239,7 @@ def test_a_rank_of_another_revision_is_refused_by_that_reason(tiny, tmp_path):
         assert "rank 1 has another revision than rank 0" in failure["message"]
 
 
+@pytest.mark.deep
 def test_random_bytes_to_the_socket_of_the_ranks_are_refused_and_the_server_lives(tiny, tmp_path):
     """While the server waits for its ranks; afterwards there is no such socket."""
     with Server(tiny, tmp_path, *FLAGS) as server:

@@ -41,6 +41,7 @@ def address_space(pid):
     return int(kilobytes[1]) << 10
 
 
+@pytest.mark.deep
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("rank", [0, 1])
 def test_when_one_rank_has_no_memory_for_a_step_all_drop_the_same_request(server, rank):

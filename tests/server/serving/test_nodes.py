@@ -76,6 +76,7 @@ def text(server):
     return response.json()["choices"][0]["text"]
 
 
+@pytest.mark.deep
 def test_two_nodes_answer_as_one_process_does(group, tiny, tmp_path):
     leader, worker = group
     (tmp_path / "one").mkdir()
@@ -109,6 +110,7 @@ def test_stages_on_two_nodes_answer_as_one_process_does(tiny, tmp_path, addresse
         assert [entry["stage"] for entry in worker.statusz()["ranks"]] == [1, 1]
 
 
+@pytest.mark.deep
 def test_a_killed_rank_of_another_node_ends_both_nodes(group):
     leader, worker = group
     os.kill(worker.ranks()[1], signal.SIGKILL)
@@ -116,6 +118,7 @@ def test_a_killed_rank_of_another_node_ends_both_nodes(group):
     assert worker.wait_end() != 0
 
 
+@pytest.mark.deep
 def test_a_killed_leader_ends_the_worker(group):
     leader, worker = group
     os.kill(leader.ranks()[0], signal.SIGKILL)
@@ -123,6 +126,7 @@ def test_a_killed_leader_ends_the_worker(group):
     assert worker.wait_end() != 0
 
 
+@pytest.mark.deep
 def test_a_worker_that_is_to_end_serves_until_its_leader_has(group):
     leader, worker = group
     worker.terminate()
@@ -183,6 +187,7 @@ def listening(address):
     return sorted(int(port, 16) for host, port in at if int(host, 16) == number)
 
 
+@pytest.mark.deep
 def test_random_bytes_to_every_port_of_a_group_end_nothing(group, addresses):
     leader, worker = group
     data, ports = random.Random(1).randbytes(1 << 12), [listening(address) for address in addresses]
@@ -200,6 +205,7 @@ def test_random_bytes_to_every_port_of_a_group_end_nothing(group, addresses):
     assert [server.process.poll() for server in group] == [None, None]
 
 
+@pytest.mark.deep
 def test_a_worker_that_is_to_end_before_the_group_serves_waits_for_no_leader(tiny, tmp_path, addresses):
     with node(tiny, tmp_path / "worker", 1, addresses, free_ports(2)) as worker:
         worker.wait("its rank is started", lambda: worker.ranks())

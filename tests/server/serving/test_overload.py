@@ -125,6 +125,7 @@ def test_a_full_queue_is_a_503_with_retry_after(narrow):
     assert narrow.metric("llm_requests_refused_total", reason="queue_full") == 1
 
 
+@pytest.mark.deep
 def test_queued_prompts_are_not_refused_for_memory_pressure(narrow):
     prompts = {"alice": [7] * 600, "carol": [8] * 600}
     with busy(narrow, "bob"), concurrent.futures.ThreadPoolExecutor(3) as pool:
@@ -132,6 +133,7 @@ def test_queued_prompts_are_not_refused_for_memory_pressure(narrow):
         assert [one.result().status_code for one in waiting] == [200, 200, 200]
 
 
+@pytest.mark.deep
 def test_memory_pressure_is_a_503_for_normal_priority_and_high_priority_is_served(wide):
     prompt, before = [7] * 1500, memory_refusals(wide)
     with busy(wide, "bob", priority="low"):
@@ -148,6 +150,7 @@ def memory_refusals(server):
     return server.metric(name, reason="memory_pressure")
 
 
+@pytest.mark.deep
 def test_a_burst_within_one_step_is_admitted_as_far_as_the_cache_has_room_for_its_answers(wide):
     prompt, length, num_fitting = [7] * 40, 360, 3  # of 400 tokens each
     for _ in range(3):  # so that it is known how long such answers are
@@ -186,6 +189,7 @@ def test_answers_that_can_never_fit_the_kv_cache_together_are_a_400(narrow, is_b
     assert (many.status_code, many.json()["error"]["param"]) == (400, "prompt")
 
 
+@pytest.mark.deep
 def test_a_high_priority_request_preempts_a_low_one_whose_answer_stays_the_same(narrow):
     with busy(narrow, "alice") as undisturbed:
         pass

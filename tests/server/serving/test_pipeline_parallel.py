@@ -36,6 +36,7 @@ def served(model, directory, stages, *flags, fault=""):
     return Server(model, directory, *EXACT, "--pipeline-parallel-size", str(stages), *flags, fault=fault)
 
 
+@pytest.mark.deep
 def test_greedy_answers_of_stages_are_those_of_one_process(model, tmp_path):
     wanted = bodies([f"request {i} " * (3 + 3 * i) for i in range(5)])
     tight = ("--max-num-batched-tokens", "24", "--max-num-seqs", "6", "--num-gpu-blocks-override", "100")
@@ -48,6 +49,7 @@ def test_greedy_answers_of_stages_are_those_of_one_process(model, tmp_path):
     assert same(found[2], found[0])
 
 
+@pytest.mark.deep
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("signum", "victim"), [(signal.SIGKILL, 0), (signal.SIGKILL, 2), (signal.SIGSTOP, 1)]
@@ -68,6 +70,7 @@ def test_when_a_stage_ends_or_stops_all_end_and_each_stream_gets_an_error(model,
             assert f"ank {victim}" in server.failure()["message"]
 
 
+@pytest.mark.deep
 def test_a_late_rank_of_a_later_stage_ends_the_server_before_the_deadline_of_stages(model, tmp_path):
     """The ranks of its own stage miss it after three seconds, and leave the others, who would wait for
     minutes. Its beats go on.
@@ -83,6 +86,8 @@ def test_a_late_rank_of_a_later_stage_ends_the_server_before_the_deadline_of_sta
         assert "rank 3" in server.failure()["message"]
 
 
+@pytest.mark.deep
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("flags", "message"),
     [

@@ -91,6 +91,7 @@ def test_a_prefix_that_was_fetched_for_one_key_is_no_other_key_s(pair, local):
     assert_all_blocks_are_free(producer, consumer)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     "noise",
     [
@@ -130,6 +131,7 @@ def test_a_flipped_bit_is_found_and_the_prompt_computed_here(tiny, local, tmp_pa
         assert_all_blocks_are_free(producer, consumer)
 
 
+@pytest.mark.deep
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("signum", "transport"),
@@ -181,6 +183,7 @@ def test_clients_that_go_leave_nothing_on_either_side(pair, local):
     assert_all_blocks_are_free(producer, consumer)
 
 
+@pytest.mark.deep
 def test_servers_with_other_settings_exchange_nothing(tiny, local, tmp_path):
     with servers(tiny, tmp_path, prefill=("--block-size", "32")) as (producer, consumer):
         assert answer(consumer, body(5)) == answer(local, body(5))
@@ -189,6 +192,7 @@ def test_servers_with_other_settings_exchange_nothing(tiny, local, tmp_path):
         assert_all_blocks_are_free(producer, consumer)
 
 
+@pytest.mark.deep
 def test_held_blocks_that_nobody_reads_are_freed_when_their_lease_ends(tiny, tmp_path):
     """A consumer that freezes after it got its reference."""
     flags = ("--kv-lease-seconds", "2")
@@ -203,6 +207,7 @@ def test_held_blocks_that_nobody_reads_are_freed_when_their_lease_ends(tiny, tmp
         assert all(each.result()[0] for each in found)
 
 
+@pytest.mark.deep
 def test_a_producer_that_drains_waits_for_those_who_read_its_blocks(tiny, tmp_path):
     """Else the end of each prefill pod in a rollout would have prompts computed twice."""
     with servers(tiny, tmp_path) as (producer, consumer), ThreadPoolExecutor(4) as pool:

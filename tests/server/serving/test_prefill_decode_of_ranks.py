@@ -62,6 +62,7 @@ def answers(server, salt):
         return [list(pool.map(lambda each: answer(server, each), bodies)) for _ in range(2)]
 
 
+@pytest.mark.deep
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("decode", "transport"),
@@ -107,6 +108,7 @@ def test_smollm2_on_three_ranks_computes_prompts_for_one_rank(smollm2, tmp_path)
         assert_all_blocks_are_free(producer, consumer)
 
 
+@pytest.mark.deep
 def test_a_producer_of_several_ranks_one_of_which_is_killed_costs_no_answer(tiny, tmp_path):
     roles_of = {"prefill": ranks(2, 1), "decode": ranks(2, 1)}
     bodies = [body(number) for number in range(30, 60)]

@@ -4,6 +4,8 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
+
 from tests.server.launch import Server
 
 SHORT = {"model": "tiny", "prompt": "Once", "max_tokens": 4, "temperature": 0}
@@ -35,6 +37,7 @@ def test_a_server_is_not_ready_within_10_s_of_the_stop_of_any_process_and_recove
         assert server.post("/v1/completions", SHORT).status_code == 200
 
 
+@pytest.mark.deep
 def test_a_process_that_does_not_come_back_fails_liveness_and_is_named_when_the_server_ends(tiny, tmp_path):
     with Server(tiny, tmp_path, "--stall-timeout-seconds", "4") as server:
         stop(server, server.wait_ready().children()["api"])

@@ -1,5 +1,7 @@
 """A number of ranks that does not divide the model: what the server says reaches the status."""
 
+import pytest
+
 from e2e import models
 from e2e.operator import pods as kubelet
 from quire_operator import reports
@@ -8,6 +10,7 @@ from tests.operator.status.objects import compute, condition, pod
 from tests.server.launch import Server
 
 
+@pytest.mark.deep
 def test_the_sizes_that_work_reach_the_status_with_the_remedy(tmp_path):
     with Server(models.smollm2(), tmp_path, "--tensor-parallel-size", "2") as server:
         server.wait_end()

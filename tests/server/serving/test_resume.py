@@ -171,6 +171,7 @@ def test_tokens_that_the_grammar_does_not_allow_fail_that_request_alone(server):
     assert_it_goes_on(server, Stream(server, **fields), 3, **fields)
 
 
+@pytest.mark.deep
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("flags", [("--speculative-method", "ngram"), ("--tensor-parallel-size", "2")])
 def test_an_answer_goes_on_between_servers_that_compute_it_differently(server, tiny, tmp_path, flags):

@@ -40,6 +40,7 @@ def answers(tmp_path_factory):
     return found
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("method", ["ngram", "draft-model"])
 def test_answers_equal_those_without_speculative_decoding(answers, method):
     plain, drafted = answers["none"][0], answers[method][0]
@@ -50,6 +51,7 @@ def test_answers_equal_those_without_speculative_decoding(answers, method):
     assert ours["token_logprobs"] == pytest.approx(theirs["token_logprobs"], abs=1e-3)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("method", ["none", "ngram", "draft-model"])
 def test_the_metrics_count_drafts_and_accepted_tokens(answers, method):
     drafts, draft_tokens, accepted = answers[method][1]

@@ -233,6 +233,7 @@ def test_only_an_admin_s_key_resets_the_prefix_cache(shared, new_text):
     assert cached_tokens(shared, "alice", complete(text)) == 0
 
 
+@pytest.mark.deep
 def test_one_key_s_pins_leave_room_for_another_key_s(tiny, tmp_path, new_text):
     with start(tiny, tmp_path, "--num-gpu-blocks-override", "128") as server:  # 32 of them may be pinned
         server.wait_ready()

@@ -73,6 +73,7 @@ def test_greedy_answers_of_ranks_are_those_of_one_process(tiny, tmp_path):
     assert same(found[4], found[1])
 
 
+@pytest.mark.deep
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_kind_of_layer_is_divided(family, tiny, tmp_path):
@@ -89,6 +90,8 @@ def test_every_kind_of_layer_is_divided(family, tiny, tmp_path):
     assert same(found[2], found[1])
 
 
+@pytest.mark.deep
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("flags", "message"),
     [

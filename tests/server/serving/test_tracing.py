@@ -154,6 +154,7 @@ def test_latency_histograms_have_exemplars_with_the_trace_id(traced, spans):
     assert trace_id not in plain.text
 
 
+@pytest.mark.deep
 def test_an_unreachable_collector_logs_one_line_and_fails_no_request(tiny, tmp_path):
     flags = ("--otlp-endpoint", f"http://127.0.0.1:{free_port()}")
     with Server(tiny, tmp_path, *flags) as server:

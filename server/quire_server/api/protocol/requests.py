@@ -30,11 +30,21 @@ from quire_server.api.protocol.structured_outputs import (
     closed,
     wanted_form,
 )
+from quire_server.api.protocol.tools import (
+    MAX_CALLS,
+    MAX_TOOLS,
+    Tool,
+    ToolCall,
+    ToolChoice,
+    ToolUse,
+    tool_use,
+)
 from quire_server.api.protocol.validation import (
     TOKEN,
     Boolean,
     Integer,
     Json,
+    Labels,
     ListOf,
     Neutral,
     Number,
@@ -50,7 +60,7 @@ from quire_server.api.protocol.validation import (
     wrong,
 )
 from quire_server.core.policy import CLASSES, MAX_PRIORITY, MIN_PRIORITY
-from quire_server.core.sampling_params import INT64_MAX, SamplingParams
+from quire_server.core.sampling_params import INT64_MAX, GrammarKind, SamplingParams
 from quire_server.model_dir.generation_config import SamplingDefaults
 from quire_server.text.grammar_compiler import GrammarRequest
 
@@ -62,7 +72,14 @@ CHARACTERS_PER_TOKEN = 4
 #: Tokens that /tokenize and /detokenize take, where the model's context is shorter.
 MAX_TEXT_TOKENS = 1 << 17
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default of /v1/completions
-ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+ROLES = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+}
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
 CACHE_TTLS = {"5m": 300.0, "1h": 3600.0}
 MAX_RESUMED_TOKENS = 1 << 20
 _MAX_STRINGS = 16
@@ -82,6 +99,7 @@ class TextRules:
     skip_special_tokens: bool = True
     min_tokens: int = 0  # a stop string counts when a later token completes it
     logprob_of_stop: bool = False  # the stop token, though no text, has its log-probability too
+    shown: tuple[int, ...] = ()  # special tokens that are text all the same
 
 
 @dataclass(frozen=True)
@@ -113,8 +131,12 @@ class Generation:
 class ChatCall:
     """A request to /v1/chat/completions."""
 
-    messages: tuple[dict[str, str], ...]
+    messages: tuple[Json, ...]
     generation: Generation
+    tools: ToolUse | None = None
+    enable_thinking: bool | None = None  # None: as the template does by default
+    thinking_token_budget: int | None = None  # the longest thought, None for any
+    ignored: tuple[str, ...] = ()  # fields that change nothing here
 
     @property
     def num_answers(self) -> int:
@@ -124,7 +146,10 @@ class ChatCall:
     @property
     def estimated_tokens(self) -> int:
         """Prompt tokens of all answers, estimated by characters: nothing is tokenised yet."""
-        characters = sum(len(message["content"]) for message in self.messages)
+        characters = sum(
+            len(str(value)) for message in self.messages for name, value in message.items() if name != "role"
+        )
+        characters += 0 if self.tools is None else len(str(self.tools.tools))
         return characters // CHARACTERS_PER_TOKEN * self.generation.n
 
 
@@ -230,30 +255,67 @@ def _content_kind(value: object) -> str | None:
     return "<parts>" if isinstance(value, list) else None
 
 
+#: Calls are the assistant's, and any message without calls has content.
+_CALLS_OR_CONTENT: Json = {
+    "if": {"required": ["tool_calls"], "properties": {"tool_calls": {"type": "array", "minItems": 1}}},
+    "then": {"properties": {"role": {"const": "assistant"}}},
+    "else": {"required": ["content"], "properties": {"content": {"type": ["string", "array"]}}},
+}
+
+
 class ChatMessage(RequestModel):
     """A message of a conversation."""
 
+    model_config = ConfigDict(json_schema_extra=_CALLS_OR_CONTENT)
+
     role: Annotated[str, OneOf(tuple(ROLES)), Field(description="Who speaks.")]
     content: Annotated[
-        Annotated[str, Tag("<text>")] | Annotated[list[Annotated[TextPart, _Part()]], Tag("<parts>")],
-        Discriminator(
-            _content_kind,
-            custom_error_type="explained",
-            custom_error_message="must be a string or a list of text parts",
-        ),
-        Field(description="Text."),
-    ]
+        Annotated[
+            Annotated[str, Tag("<text>")] | Annotated[list[Annotated[TextPart, _Part()]], Tag("<parts>")],
+            Discriminator(
+                _content_kind,
+                custom_error_type="explained",
+                custom_error_message="must be a string or a list of text parts",
+            ),
+        ]
+        | None,
+        Field(description="Text. Only an assistant's message with tool calls needs none."),
+    ] = None
     name: Annotated[str, Text(MAX_NAME), Field(description="The name of the speaker.")] = ""
+    reasoning_content: Annotated[
+        str, Text(), Field(description="What the assistant thought before it answered.")
+    ] = ""
+    tool_calls: Annotated[
+        list[ToolCall], ListOf(0, MAX_CALLS, "calls"), Field(description="What the assistant called.")
+    ] = []
+    tool_call_id: Annotated[
+        str, Text(MAX_NAME), Field(description="Which call a tool's message is the result of.")
+    ] = ""
     # Empty where a client sends back an answer of this server.
-    tool_calls: Annotated[object, Neutral(([],))] = None
     annotations: Annotated[object, Neutral(([],))] = None
+    refusal: Annotated[object, Neutral(("",))] = None
+    audio: Annotated[object, Neutral(())] = None
+    function_call: Annotated[object, Neutral(())] = None
+    parsed: Annotated[object, Field(description="openai-python's own; not looked at.")] = None
 
-    def to_template(self) -> dict[str, str]:
-        """The message as chat templates take it."""
-        content = self.content
+    def to_template(self, path: str) -> Json:
+        """The message as chat templates take it. Raises ApiError."""
+        is_answer = self.role == "assistant"
+        if self.content is None and not (is_answer and self.tool_calls):
+            raise bad_field(f"{path}.content", "is required, and must be a string or a list of text parts")
+        if self.tool_calls and not is_answer:
+            raise bad_field(f"{path}.tool_calls", "belongs to messages of the assistant")
+        content = self.content or ""
         text = content if isinstance(content, str) else "\n".join(part.text for part in content)
-        message = {"role": ROLES[self.role], "content": text}
-        return {**message, "name": self.name} if self.name else message
+        message: Json = {"role": ROLES[self.role], "content": text}
+        calls = [one.to_template() for one in self.tool_calls]
+        more: Json = {
+            "name": self.name,
+            "reasoning_content": self.reasoning_content if is_answer else "",
+            "tool_calls": calls,
+            "tool_call_id": self.tool_call_id,
+        }
+        return message | {name: value for name, value in more.items() if value}
 
 
 class StreamOptions(RequestModel):
@@ -356,7 +418,11 @@ class GenerationRequest(SamplingFields):
     ] = None
     service_tier: Annotated[object, Neutral(("auto", "default"))] = None
     store: Annotated[object, Neutral((False,))] = None
-    metadata: Annotated[object, Neutral(({},))] = None
+    metadata: Annotated[
+        dict[str, str],
+        Labels(16, 512),
+        Field(description="For the client's own records; not kept."),
+    ] = {}
     spaces_between_special_tokens: Annotated[object, Neutral((True,))] = None
 
     def generation(
@@ -401,6 +467,14 @@ class GenerationRequest(SamplingFields):
         )
 
 
+class ChatTemplateKwargs(RequestModel):
+    """The variables of chat templates that a client may set."""
+
+    enable_thinking: Annotated[
+        bool | None, Boolean(), Field(description="Whether the model thinks before it answers.")
+    ] = None
+
+
 class ChatCompletionRequest(GenerationRequest):
     """The body of /v1/chat/completions."""
 
@@ -419,9 +493,26 @@ class ChatCompletionRequest(GenerationRequest):
         Integer(0, MAX_LOGPROBS),
         Field(description="How many of the likeliest tokens to list at each position; needs `logprobs`."),
     ] = None
-    tools: Annotated[object, Neutral(([],))] = None
-    tool_choice: Annotated[object, Neutral(("none", "auto"))] = None
-    parallel_tool_calls: Annotated[object, Neutral((True, False))] = None
+    tools: Annotated[
+        list[Tool], ListOf(0, MAX_TOOLS, "tools"), Field(description="Functions that may be called.")
+    ] = []
+    tool_choice: Annotated[
+        str | tuple[str] | None, ToolChoice(), Field(description="Whether one is called, and which.")
+    ] = None
+    parallel_tool_calls: Annotated[
+        bool, Boolean(), Field(description="Whether an answer that has to call may call more than once.")
+    ] = True
+    chat_template_kwargs: Annotated[
+        ChatTemplateKwargs | None, Field(description="Switches of the model's chat template.")
+    ] = None
+    reasoning_effort: Annotated[
+        str, OneOf(EFFORTS), Field(description="none: without thinking, where the model has a switch for it.")
+    ] = ""
+    thinking_token_budget: Annotated[
+        int | None,
+        Integer(0, INT64_MAX),
+        Field(description="The longest thought, in tokens; then it is ended, and the answer begins."),
+    ] = None
     functions: Annotated[object, Neutral(([],))] = None
     function_call: Annotated[object, Neutral(("none", "auto"))] = None
     modalities: Annotated[object, Neutral((["text"],))] = None
@@ -436,8 +527,25 @@ class ChatCompletionRequest(GenerationRequest):
         if self.max_completion_tokens not in (None, max_tokens):
             raise bad_field("max_tokens", "contradicts max_completion_tokens; send one of them")
         logprobs = (self.top_logprobs or 0) if self.logprobs else None
-        messages = tuple(message.to_template() for message in self.messages)
-        return ChatCall(messages, self.generation(defaults, vocab_size, max_tokens, logprobs))
+        tools = tool_use(self.tools, self.tool_choice, self.parallel_tool_calls)
+        generation = self.generation(defaults, vocab_size, max_tokens, logprobs)
+        if tools is not None and (tools.is_enforced or tools.is_strict):
+            if generation.form is not None and generation.form.kind is not GrammarKind.JSON:
+                raise bad_field(
+                    generation.form.param, "contradicts tools that have to be called, or are strict"
+                )
+            if generation.sampling.ignore_eos:
+                raise bad_field("ignore_eos", "is not supported together with tools: it would have no end")
+        thinks = None if self.chat_template_kwargs is None else self.chat_template_kwargs.enable_thinking
+        return ChatCall(
+            tuple(one.to_template(f"messages[{index}]") for index, one in enumerate(self.messages)),
+            generation,
+            tools,
+            enable_thinking=False if thinks is None and self.reasoning_effort == "none" else thinks,
+            thinking_token_budget=self.thinking_token_budget,
+            ignored=(("metadata",) if self.metadata else ())
+            + (("reasoning_effort",) if self.reasoning_effort not in ("", "none") else ()),
+        )
 
 
 class CompletionRequest(GenerationRequest):

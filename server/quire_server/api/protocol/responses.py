@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 Count = Annotated[int, Field(ge=0)]
 FinishReason = Literal["stop", "length"]
+ChatFinishReason = Literal["stop", "length", "tool_calls"]
 
 
 class ResponseModel(BaseModel):
@@ -104,26 +105,59 @@ class Choice(ResponseModel):
     """What all answers have."""
 
     index: Count
-    finish_reason: FinishReason | None
     stop_reason: Annotated[
         str | int | None, Field(description="The stop string or stop token of the request that ended it.")
     ] = None
     quire_timing: TokenTiming | None = None
 
 
+class CalledFunction(ResponseModel):
+    """What is called."""
+
+    name: str
+    arguments: Annotated[str, Field(description="A JSON object.")]
+
+
+class ToolCall(ResponseModel):
+    """A call of a tool."""
+
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
 class AssistantMessage(ResponseModel):
     """The answer of a chat."""
 
     role: Literal["assistant"]
-    content: str
+    content: Annotated[str | None, Field(description="Null where there are only calls.")]
+    reasoning_content: Annotated[str, Field(description="What the model thought before.")] | None = None
+    tool_calls: list[ToolCall] | None = None
     refusal: None
 
 
 class ChatChoice(Choice):
     """One answer of a chat."""
 
+    finish_reason: ChatFinishReason | None
     message: AssistantMessage
     logprobs: ChatLogprobs | None
+
+
+class FunctionDelta(ResponseModel):
+    """The name comes first, with empty arguments; then more of the arguments."""
+
+    name: str | None = None
+    arguments: str
+
+
+class ToolCallDelta(ResponseModel):
+    """What a call gained; its first one has its id."""
+
+    index: Count
+    id: str | None = None
+    type: Literal["function"] | None = None
+    function: FunctionDelta
 
 
 class ChatDelta(ResponseModel):
@@ -131,11 +165,14 @@ class ChatDelta(ResponseModel):
 
     role: Literal["assistant"] | None = None
     content: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[ToolCallDelta] | None = None
 
 
 class ChatChunkChoice(Choice):
     """One answer's part of a chunk."""
 
+    finish_reason: ChatFinishReason | None
     delta: ChatDelta
     logprobs: ChatLogprobs | None
 
@@ -143,6 +180,7 @@ class ChatChunkChoice(Choice):
 class CompletionChoice(Choice):
     """One text, or its part of a chunk."""
 
+    finish_reason: FinishReason | None
     text: str
     logprobs: CompletionLogprobs | None
     prompt_logprobs: PromptLogprobs | None = None

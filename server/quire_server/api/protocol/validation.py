@@ -355,6 +355,28 @@ class Strings:
         return tuple(strings)
 
 
+@dataclass(frozen=True, slots=True)
+class Labels:
+    """An object of strings, each of a bounded length."""
+
+    max_items: int
+    max_length: int
+
+    def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_plain_validator_function(self._check)
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> Json:
+        string: Json = {"type": "string", "maxLength": self.max_length}
+        return {"type": "object", "maxProperties": self.max_items, "additionalProperties": string}
+
+    def _check(self, value: object) -> object:
+        if not isinstance(value, dict) or len(value) > self.max_items:
+            raise wrong(f"must be an object of at most {self.max_items} strings")
+        if not all(isinstance(one, str) and len(one) <= self.max_length for one in value.values()):
+            raise wrong(f"must hold strings of at most {self.max_length} characters")
+        return value
+
+
 def wrong(text: str) -> PydanticCustomError:
     """The error of a validator of its own."""
     return PydanticCustomError(_EXPLAINED, text)

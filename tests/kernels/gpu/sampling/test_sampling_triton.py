@@ -46,6 +46,7 @@ def test_it_samples_the_same_tokens_as_the_reference(case: dict[str, Any], devic
         assert torch.equal(given, expected) and (given is out) == case["has_out"]
 
 
+@pytest.mark.deep
 def test_the_noise_itself_is_the_references(device: str) -> None:
     """Where one token is far ahead by its noise alone, every token gets its turn."""
     seeds = torch.arange(3, device=device).repeat_interleave(60)

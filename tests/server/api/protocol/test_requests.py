@@ -143,7 +143,7 @@ def test_a_prompt_is_text_or_token_ids_one_or_many(prompt, prompts):
         ("logprobs", 1),
         ("stream", "true"),
         ("stream_options", {"include_usage": True}),  # without stream
-        ("tools", [{"type": "function"}]),
+        ("tools", "all"),
         ("tool_choice", "required"),
         ("best_of", 1),  # of the other route
         ("echo", False),
@@ -191,6 +191,51 @@ def test_no_request_asks_for_more_answers_than_the_limit():
         completion(prompt=["a"] * 8, n=16)
 
 
+CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+TOOL = {
+    "type": "function",
+    "function": {"name": "f", "parameters": {"properties": {"a": {}}}, "strict": True},
+}
+
+
+def test_calls_and_results_in_messages_are_as_templates_take_them():
+    answer = {"role": "assistant", "content": None, "tool_calls": [CALL], "reasoning_content": "hm"}
+    result = {"role": "tool", "content": "2", "tool_call_id": "1"}
+    call = {**CALL, "function": {"name": "f", "arguments": {"a": 1}}}
+    own = {**CALL, "index": 0, "function": {**CALL["function"], "parsed_arguments": {"a": 1}}}
+    assert chat(messages=[{**answer, "tool_calls": [own], "parsed": None}]).messages[0]["tool_calls"] == [
+        call
+    ]
+    cut = {**CALL, "function": {"name": "f", "arguments": '{"a": '}}
+    assert chat(messages=[{**answer, "tool_calls": [cut]}]).messages[0]["tool_calls"] == [cut]
+    assert chat(messages=[answer, result]).messages == (
+        {"role": "assistant", "content": "", "reasoning_content": "hm", "tool_calls": [call]},
+        result,
+    )
+
+
+def test_the_choice_says_which_tools_may_be_called():
+    named = {"type": "function", "function": {"name": "f"}}
+    other = {"type": "function", "function": {"name": "g"}}
+    two = [TOOL, other]
+    assert chat(tools=two, tool_choice="none").tools is chat().tools is chat(tools=[]).tools is None
+    auto, required, one = (chat(tools=two, tool_choice=c).tools for c in ("auto", "required", named))
+    assert (auto.is_enforced, required.is_enforced, one.is_enforced) == (False, True, True)
+    assert (set(auto.schemas), set(one.schemas)) == ({"f", "g"}, {"f"})
+    assert len(one.tools) == 2, "the model sees all of them"
+    assert (required.is_parallel, one.is_parallel) == (True, False)
+    assert auto.schemas["f"]["type"] == "object"
+    assert chat(tools=[other]).tools.is_strict is False and auto.is_strict
+
+
+def test_a_tool_that_has_to_be_called_contradicts_an_expression_and_goes_with_a_schema():
+    for choice in ("required", "auto"):  # the second is strict
+        with pytest.raises(ApiError) as refused:
+            chat(tools=[TOOL], tool_choice=choice, structured_outputs={"regex": "a"})
+        assert refused.value.body["error"]["param"].startswith("structured_outputs")
+        assert chat(tools=[TOOL], tool_choice=choice, response_format={"type": "json_object"}).tools
+
+
 @pytest.mark.parametrize(
     ("message", "where"),
     [
@@ -199,7 +244,12 @@ def test_no_request_asks_for_more_answers_than_the_limit():
         ({"role": "user"}, "messages[0].content"),
         ({"role": "user", "content": [{"type": "image_url"}]}, "messages[0].content[0]"),
         ({"role": "user", "content": "x", "extra": 1}, "messages[0].extra"),
-        ({"role": "assistant", "content": "x", "tool_calls": [{}]}, "messages[0].tool_calls"),
+        ({"role": "assistant", "content": "x", "tool_calls": [{}]}, "messages[0].tool_calls[0].function"),
+        ({"role": "user", "content": "x", "tool_calls": [CALL]}, "messages[0].tool_calls"),
+        (
+            {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": {}}}]},
+            "messages[0].tool_calls[0].function.arguments",
+        ),
     ],
 )
 def test_a_bad_message_is_named_by_its_place(message, where):
@@ -270,6 +320,8 @@ def test_priorities_are_classes_or_levels_and_lower_goes_first(value, level):
 
 def test_a_prompt_is_estimated_before_it_is_tokenised():
     assert chat(messages=[{"role": "user", "content": "x" * 400}], n=3).estimated_tokens == 300
+    with_tools = chat(messages=[{"role": "user", "content": "x" * 400}], tools=[TOOL]).estimated_tokens
+    assert 100 + len(str(TOOL)) // 4 <= with_tools <= 200
     assert completion(prompt=["x" * 400, "x" * 40]).estimated_tokens == 110
     assert completion(prompt=[1, 2, 3], n=2).estimated_tokens == 6
 
@@ -341,10 +393,8 @@ def test_an_error_names_the_field_and_what_it_must_be(field, value, message):
 @pytest.mark.parametrize(
     ("field", "value", "accepted"),
     [
-        ("tool_choice", "required", '"none" or "auto"'),
         ("function_call", {"name": "f"}, '"none" or "auto"'),
         ("service_tier", "flex", '"auto" or "default"'),
-        ("parallel_tool_calls", 1, "true or false"),
     ],
 )
 def test_the_error_of_a_field_that_is_not_implemented_names_every_value_that_is_accepted(
@@ -363,7 +413,7 @@ def test_the_error_of_a_field_that_is_not_implemented_names_every_value_that_is_
         ([], "messages: must be a list of 1 to 4096 messages"),
         (
             [{"content": "a"}],
-            "messages[0].role: is required, and must be one of system, developer, user, assistant",
+            "messages[0].role: is required, and must be one of system, developer, user, assistant, tool",
         ),
         (
             [{"role": "user"}],

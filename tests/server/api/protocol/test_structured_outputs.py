@@ -20,6 +20,9 @@ def described(**more):
     return {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {}, **more}}}
 
 
+TOOL = {"type": "function", "function": {"name": "f"}}
+
+
 @pytest.mark.parametrize(
     ("fields", "kind", "text", "param"),
     [
@@ -87,7 +90,10 @@ def test_chats_and_completions_take_vllm_s_field_and_only_chats_openai_s_default
         ({"structured_outputs": {"json_object": False}}, "structured_outputs.json_object"),
         ({"structured_outputs": {"regex": "a"}, "response_format": OPENAI}, "structured_outputs"),
         ({"structured_outputs": {"regex": "a"}, "ignore_eos": True}, "ignore_eos"),
-        ({"structured_outputs": {"regex": "a"}, "tools": [{"type": "function"}]}, "tools"),
+        (
+            {"structured_outputs": {"regex": "a"}, "tools": [TOOL], "tool_choice": "required"},
+            "structured_outputs.regex",
+        ),
         ({"guided_json": {}}, "guided_json"),
     ],
 )
