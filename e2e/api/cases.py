@@ -17,6 +17,7 @@ from e2e.api.log_cases import LOG_CASES
 from e2e.api.parallelism_cases import PARALLELISM_CASES
 from e2e.api.rollout_cases import ROLLOUT_CASES
 from e2e.api.scaling_cases import SCALING_CASES
+from e2e.api.sharing_cases import SHARING_CASES
 from e2e.api.source_cases import SOURCE_CASES
 from e2e.api.specs import Body, merged, minimal, schemas
 
@@ -306,6 +307,7 @@ CASES: dict[str, Cases] = (
             | PARALLELISM_CASES
             | DISAGGREGATION_CASES
             | SCALING_CASES
+            | SHARING_CASES
             | ROLLOUT_CASES
             | SOURCE_CASES
         ).items()

@@ -28,6 +28,7 @@ _PLURALS = {
     "InferencePool": "inferencepools",
     "LLMClient": "llmclients",
     "LLMDeployment": "llmdeployments",
+    "LLMExternalBackend": "llmexternalbackends",
     "LLMRoute": "llmroutes",
     "LeaderWorkerSet": "leaderworkersets",
     "NetworkPolicy": "networkpolicies",

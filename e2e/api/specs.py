@@ -45,6 +45,7 @@ AUTOSCALED, IDLING = yaml.safe_load_all(
 )
 #: Nor this beside its GPU: several ranks.
 SHARDED: Body = yaml.safe_load((Path(__file__).parent / "sharded.yaml").read_text(encoding="utf-8"))
+SHARING: Body = yaml.safe_load((Path(__file__).parent / "sharing.yaml").read_text(encoding="utf-8"))
 GROUPED: Body = yaml.safe_load((Path(__file__).parent / "grouped.yaml").read_text(encoding="utf-8"))
 #: The same with accelerators: a stage of eight ranks on each of two nodes.
 GROUPED_ON_GPUS: Body = {
@@ -286,6 +287,12 @@ def _repaired(entry: Body, path: str) -> Body:
 
 
 def _repair_spec(entry: Body) -> None:
+    if "sharing" in entry:
+        for key in ("autoscaling", "replicas", "disaggregation"):
+            entry.pop(key, None)
+        entry.get("parallelism", {}).pop("nodes", None)
+        for key in ("strategy", "autoRollback"):
+            entry.get("rollout", {}).pop(key, None)
     engine, scaling = entry.get("engine", {}), entry.get("autoscaling", {})
     sizes = entry.get("parallelism", {})
     if sizes.get("tensor", 1) * sizes.get("pipeline", 1) > 32:
@@ -294,7 +301,8 @@ def _repair_spec(entry: Body) -> None:
     if ranks % sizes.get("nodes", 1):
         sizes["nodes"] = 1
     if sizes.get("nodes", 1) > 1:
-        entry.get("rollout", {}).pop("strategy", None)
+        for key in ("strategy", "autoRollback"):
+            entry.get("rollout", {}).pop(key, None)
         entry.get("rollout", {}).pop("minReadySeconds", None)
         entry.get("cache", {}).pop("accessMode", None)
     if ranks > 1:

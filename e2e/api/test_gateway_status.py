@@ -42,12 +42,12 @@ LEASES = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases"
 RULES = [
     {
         "apiGroups": ["serving.quire.dev"],
-        "resources": ["llmroutes", "llmclients", "llmdeployments"],
+        "resources": ["llmroutes", "llmclients", "llmexternalbackends", "llmdeployments"],
         "verbs": ["list", "watch"],
     },
     {
         "apiGroups": ["serving.quire.dev"],
-        "resources": ["llmroutes/status", "llmclients/status"],
+        "resources": ["llmroutes/status", "llmclients/status", "llmexternalbackends/status"],
         "verbs": ["patch"],
     },
     {
@@ -80,6 +80,7 @@ class Gateway:
             (informer.LEASES, leases),
             (informer.LLM_ROUTES, self.state.routes),
             (informer.LLM_CLIENTS, self.state.clients),
+            (informer.LLM_EXTERNAL_BACKENDS, self.state.externals),
         ]
         self.ledger = UsageLedger(self.state.clients.get, time.time)
         self.usage = UsageWriter(kube, self.state, self.ledger)
@@ -213,6 +214,7 @@ async def test_all_gateways_route_by_one_step_of_a_rollout_and_what_one_of_them_
         await until(rollout, (None, None))
 
 
+@pytest.mark.deep
 async def test_of_two_routes_with_one_name_the_younger_one_says_that_it_is_not_accepted(
     api: Client, account: Path
 ) -> None:
@@ -267,7 +269,7 @@ async def test_what_gateways_count_and_save_at_the_same_time_adds_up_and_ends_th
         await gateways[0].usage.close()
         await until(used, [1000, 1000, 1000])
         for gateway, client in zip(gateways, clients(), strict=True):
-            with pytest.raises(ApiError, match="1000 tokens a day"):
+            with pytest.raises(ApiError, match="1000 tokens and 250.00 a day"):
                 gateway.ledger.reserve(client, Spending(1, 1, 0))
         await until(lambda: status_of(api, "llmclients", "spender").get("Ready"), ("False", "BudgetSpent"))
         assert usage()["totalTokens"] == 1000, "conditions were written, and the usage is still there"

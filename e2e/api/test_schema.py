@@ -58,7 +58,15 @@ def test_the_status_starts_unobserved(api: Client) -> None:
 
 @pytest.mark.parametrize(
     "body",
-    [specs.FULL, specs.AUTOSCALED, specs.IDLING, specs.SHARDED, *specs.DISAGGREGATED, *specs.DOWNLOADED],
+    [
+        specs.FULL,
+        specs.AUTOSCALED,
+        specs.IDLING,
+        specs.SHARDED,
+        specs.SHARING,
+        *specs.DISAGGREGATED,
+        *specs.DOWNLOADED,
+    ],
     ids=specs.name_of,
 )
 def test_no_field_is_lost(api: Client, body: specs.Body) -> None:

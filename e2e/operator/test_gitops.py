@@ -44,6 +44,7 @@ def manifest(namespace: str, tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.deep
 @pytest.mark.usefixtures("operator")
 def test_reapplying_the_same_manifest_while_an_autoscaler_scales_changes_nothing(
     world: World, namespace: str, kube: Kubectl, manifest: Path

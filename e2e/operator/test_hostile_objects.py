@@ -165,6 +165,7 @@ def numbers(name: str, random: random.Random) -> Made:
     return "LLMDeployment", document, {"RAW": raw}
 
 
+@pytest.mark.deep
 @pytest.mark.chaos(
     16, fault="objects that Python cannot decode, or of a megabyte", proof="the API server takes them"
 )

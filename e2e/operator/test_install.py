@@ -145,6 +145,7 @@ def newer(chart: Path) -> None:
         path.write_text(text.replace(old, new), encoding="utf-8")
 
 
+@pytest.mark.deep
 def test_the_commands_of_the_gitops_page_work(
     bare: tuple[ApiServer, World], run: Run, tmp_path: Path
 ) -> None:

@@ -73,6 +73,7 @@ def apply(kubectl: Run, world: World, namespace: str, body: Body) -> None:
     eventually("the operator has seen the edit", settled)
 
 
+@pytest.mark.deep
 def test_the_plan_matches_what_the_operator_then_does(world: World, namespace: str, kubectl: Run) -> None:
     first = manifest(namespace, replicas=3)
     new = kubectl("quire", "plan", manifest=first)
@@ -152,6 +153,7 @@ def test_rendered_children_match_those_in_the_cluster(world: World, namespace: s
     assert suspended["Deployment"]["spec"]["replicas"] == 0 and "HorizontalPodAutoscaler" not in suspended
 
 
+@pytest.mark.deep
 def test_the_plan_uses_new_operator_settings_only_when_the_spec_changes(
     world: World, namespace: str, kubectl: Run
 ) -> None:

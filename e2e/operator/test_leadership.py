@@ -11,13 +11,13 @@ import pytest
 from e2e.operator.process import OperatorProcess
 from e2e.operator.world import World
 from e2e.waiting import eventually
-from quire_operator.settings import Settings
 
 pytestmark = [pytest.mark.api, pytest.mark.timeout(180)]
 
 Start = Callable[..., OperatorProcess]
 
-LEASE_SECONDS = Settings.lease_duration_seconds
+# Longer than the default, so that a busy machine does not decide whether an expiry was waited for.
+LONG_SECONDS = 60
 # Shorter than the defaults, so that an expiry is seen in seconds; the ratios are the same.
 SHORT = {
     "QUIRE_LEASE_DURATION_SECONDS": "5",
@@ -51,7 +51,7 @@ def two(
 def test_a_standby_answers_its_probes_and_takes_over_long_before_the_lease_of_an_ended_leader_expires(
     world: World, namespace: str, start: Start
 ) -> None:
-    leader, standby = two(world, namespace, start)
+    leader, standby = two(world, namespace, start, QUIRE_LEASE_DURATION_SECONDS=str(LONG_SECONDS))
     assert [p.ask("/healthz")[0] for p in (leader, standby)] == [200, 200]
     assert "quire_operator_leader 1.0" in leader.ask("/metrics")[1]
     assert "quire_operator_leader 0.0" in standby.ask("/metrics")[1]
@@ -66,9 +66,10 @@ def test_a_standby_answers_its_probes_and_takes_over_long_before_the_lease_of_an
 
     assert leader.wait(15) == 0
     print(f"\n  takeover after SIGTERM: Lease {leads:.2f} s, working {works:.2f} s")
-    assert works <= LEASE_SECONDS / 2, "two seconds on a machine that does nothing else"
+    assert works <= LONG_SECONDS / 2, "two seconds on a machine that does nothing else"
 
 
+@pytest.mark.deep
 @pytest.mark.chaos(8, fault="SIGKILL to the leader", proof="the Lease expires")
 def test_a_killed_leader_is_replaced_when_its_lease_expires(
     world: World, namespace: str, start: Start
@@ -84,6 +85,7 @@ def test_a_killed_leader_is_replaced_when_its_lease_expires(
     assert time.monotonic() - killed <= 3 * int(SHORT["QUIRE_LEASE_DURATION_SECONDS"])
 
 
+@pytest.mark.deep
 @pytest.mark.chaos(8, fault="SIGSTOP to the leader until another leads, then SIGCONT", proof="exit code 1")
 def test_a_leader_suspended_past_its_lease_exits_without_writing(
     world: World, namespace: str, start: Start

@@ -19,6 +19,7 @@ CACHE = {"mode": "SharedPVC", "size": "1Gi"}
 pytestmark = [pytest.mark.api, pytest.mark.timeout(240)]
 
 
+@pytest.mark.deep
 @pytest.mark.chaos(
     2, fault=f"403: all rights gone for {OUTAGE_SECONDS} s", proof="a deleted child stays away"
 )

@@ -20,6 +20,7 @@ pytestmark = [pytest.mark.api, pytest.mark.timeout(240)]
 OUTAGE_SECONDS = 65
 
 
+@pytest.mark.deep
 @pytest.mark.chaos(2, fault=f"kube-apiserver silent for {OUTAGE_SECONDS} s", proof="it leads no more")
 def test_the_operator_survives_a_minute_without_answers_of_the_api_server(
     server: ApiServer, world: World, namespace: str, start: Callable[..., OperatorProcess]

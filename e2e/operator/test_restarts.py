@@ -21,6 +21,7 @@ WATCHED = ("LLMDeployment", *CHILDREN, BUDGET, "HorizontalPodAutoscaler", "Repli
 MODELS = ("serving", "failing", "loading", "wrong", "scaled")
 
 
+@pytest.mark.deep
 def test_ten_restarts_write_nothing_but_the_lease(
     world: World, namespace: str, start: Callable[..., OperatorProcess]
 ) -> None:

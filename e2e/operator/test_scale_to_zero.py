@@ -40,9 +40,11 @@ def gateway(world: World, tmp_path: Path) -> KubeApi:
     return KubeApi(world.client.url, tmp_path)
 
 
-def renew(gateway: KubeApi, namespace: str, renewed: str = "2026-01-01T00:00:00.000000Z") -> None:
-    """As a gateway does while requests wait for the model m; by default with a clock that is far behind."""
-    body = demand.lease((namespace, "m"), renewed)
+def renew(
+    gateway: KubeApi, namespace: str, renewed: str = "2026-01-01T00:00:00.000000Z", name: str = "m"
+) -> None:
+    """As a gateway does while requests wait for the model; by default with a clock that is far behind."""
+    body = demand.lease((namespace, name), renewed)
     path = (
         f"{LEASES.path(OPERATOR_NAMESPACE)}/{body['metadata']['name']}?fieldManager=quire-gateway&force=true"
     )
@@ -107,6 +109,7 @@ def test_without_a_gateway_for_the_namespace_a_model_stays_awake_and_the_status_
     world.wait_event(namespace, "m", "GatewayMissing")
 
 
+@pytest.mark.deep
 def test_an_operator_that_starts_finds_a_lease_that_is_there(
     world: World, namespace: str, start: Callable[..., OperatorProcess], gateway: KubeApi, pod: StatuszServer
 ) -> None:

@@ -125,6 +125,8 @@ def serving(world: World, namespace: str, replicas: int) -> set[str]:
     return uids if is_done and len(uids) == status.get("readyReplicas") == replicas else set()
 
 
+@pytest.mark.deep
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_a_rollout_with_as_many_gpus_as_replicas_completes_with_at_most_one_replica_unavailable(
     world: World, namespace: str, replicas: int, tmp_path: Path
@@ -158,6 +160,7 @@ def test_a_rollout_with_as_many_gpus_as_replicas_completes_with_at_most_one_repl
     free(world, namespace)
 
 
+@pytest.mark.deep
 def test_a_rollout_whose_surge_pod_a_quota_refuses_names_the_quota_and_completes_in_place(
     world: World, namespace: str
 ) -> None:
@@ -190,6 +193,7 @@ def test_a_rollout_whose_surge_pod_a_quota_refuses_names_the_quota_and_completes
     assert "2" in copied, "the Deployment controller did not copy what makes the ReplicaSet's try again"
 
 
+@pytest.mark.deep
 def test_a_failing_spec_is_rolled_back_without_replacing_the_pods_that_serve(
     world: World, namespace: str
 ) -> None:

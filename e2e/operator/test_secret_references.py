@@ -45,6 +45,7 @@ SPECS: dict[str, Body] = {
 }
 
 
+@pytest.mark.deep
 def test_a_secret_can_be_named_once_its_owner_has_labelled_it(
     server: ApiServer, world: World, tmp_path: Path
 ) -> None:

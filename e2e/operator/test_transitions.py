@@ -30,6 +30,7 @@ ways = st.lists(
 )
 
 
+@pytest.mark.deep
 @settings(
     max_examples=ROUNDS,
     derandomize=True,

@@ -48,6 +48,7 @@ def start(proxy: Proxy, kubeconfig: Path, tmp_path: Path) -> Iterator[Start]:
         process.stop()
 
 
+@pytest.mark.deep
 @pytest.mark.chaos(9, fault="events dropped: a watch delivers no events any more", proof="events swallowed")
 def test_a_watch_without_events_fails_the_liveness_probe_while_resyncs_still_reconcile(
     world: World, namespace: str, proxy: Proxy, start: Start
@@ -104,6 +105,7 @@ def test_an_unavailable_api_server_does_not_make_a_watch_stale(
     assert operator.code is None
 
 
+@pytest.mark.deep
 def test_an_expired_token_is_replaced_by_the_rotated_one_from_its_file(
     world: World, namespace: str, server: ApiServer, proxy: Proxy, start: Start, tmp_path: Path
 ) -> None:

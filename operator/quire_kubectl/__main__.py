@@ -7,7 +7,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from quire_kubectl import logs, plan, render, size, status
+from quire_kubectl import batch, gateway, key, logs, plan, render, size, status
 from quire_kubectl.kubectl import KubectlError
 from quire_operator.errors import QuireOperatorError
 from quire_sizing.errors import SizingError
@@ -17,13 +17,20 @@ _COMMANDS = {
     "logs": (logs, "what its pods say, and first why one ended badly"),
     "plan": (plan, "what an edit would do: fields, children, pods, step by step"),
     "render": (render, "the children that the operator makes of it, as YAML"),
+    "route": (gateway, "where the requests of one LLMRoute go now, or all of them"),
+    "client": (gateway, "what one LLMClient may use and has used, or all of them"),
+    "key": (key, "a new key of an LLMClient, and how its digest is added"),
     "size": (size, "does a model fit on an accelerator?"),
+    "batch": (batch, "the batches of a client of the gateway, and how far they are"),
 }
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """0: done; 1: an error, named on stderr; 2: wrong usage; 3, 4: a result of the command."""
-    parser = argparse.ArgumentParser(prog="kubectl quire", description="LLMDeployments at a terminal.")
+    parser = argparse.ArgumentParser(
+        prog="kubectl quire",
+        description="LLMDeployments, and what the gateway serves of them, at a terminal.",
+    )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, (module, about) in _COMMANDS.items():
         module.add_arguments(commands.add_parser(name, help=about))

@@ -11,12 +11,13 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from quire_kubectl import deployed
+from quire_kubectl import deployed, together
 from quire_kubectl.kubectl import KubectlError
+from quire_kubectl.together import columns
 from quire_operator import quantity
 from quire_operator.resources.scaling_behavior import DEFAULT_BATCH
 from quire_operator.spec import Profile
@@ -36,7 +37,19 @@ _SIZE = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,6})?) ?([kMGT]|[KMGT]i)?B?(?:/s)?"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags have the names of the fields of an LLMDeployment."""
-    parser.add_argument("model", type=Path, metavar="MODEL", help="a folder with a config.json, or that file")
+    parser.add_argument(
+        "models",
+        type=Path,
+        nargs="+",
+        metavar="MODEL",
+        help="a folder with a config.json, or that file; several with --together",
+    )
+    parser.add_argument(
+        "--together",
+        action="store_true",
+        help="whether all of them fit on one accelerator at the same time, each in a pod with its share "
+        "of it",
+    )
     one = parser.add_mutually_exclusive_group()
     one.add_argument("--memory", type=size, help="of one accelerator, such as 80GB or 141Gi")
     one.add_argument(
@@ -114,18 +127,17 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the result; 0: a request fits on at least one accelerator, 3: on none. Raises SizingError,
     SpecError.
     """
-    model = from_config(_read(arguments.model))
-    serving = Serving(
-        max_model_len=arguments.max_model_len,
-        max_num_seqs=arguments.max_num_seqs,
-        weight_bits=arguments.weight_bits,
-        kv_bits=arguments.kv_bits,
-        utilization=arguments.gpu_memory_utilization,
-        tensor=arguments.tensor,
-        pipeline=arguments.pipeline,
-        nodes=arguments.nodes,
-        staging=arguments.staging_memory,
-    )
+    if len(arguments.models) > 1 and not arguments.together:
+        raise SizingError(
+            "Several models are sized with --together, for one accelerator: add it, or give one."
+        )
+    models = {path.resolve().name: from_config(_read(path)) for path in arguments.models}
+    if len(models) < len(arguments.models):
+        raise SizingError("Two models have the same folder name; give each another one.")
+    if arguments.together:
+        return _run_together(models, arguments)
+    (model,) = models.values()
+    serving = _serving(arguments)
     candidates, notes = _candidates(arguments)
     found = sorted(
         (Sized(candidate=one, budget=memory.budget(model, one.accelerator, serving)) for one in candidates),
@@ -144,6 +156,42 @@ def run(arguments: argparse.Namespace) -> int:
         text = _comparison(model, found, serving, notes)
     sys.stdout.write(f"{text}\n")
     return DOES_NOT_FIT if all(sized.budget.verdict is Verdict.NOTHING for sized in found) else 0
+
+
+def _serving(arguments: argparse.Namespace) -> Serving:
+    return Serving(
+        max_model_len=arguments.max_model_len,
+        max_num_seqs=arguments.max_num_seqs,
+        weight_bits=arguments.weight_bits,
+        kv_bits=arguments.kv_bits,
+        utilization=arguments.gpu_memory_utilization,
+        tensor=arguments.tensor,
+        pipeline=arguments.pipeline,
+        nodes=arguments.nodes,
+        staging=arguments.staging_memory,
+    )
+
+
+def _run_together(models: Mapping[str, ModelShape], arguments: argparse.Namespace) -> int:
+    """Print whether the models fit one accelerator at the same time."""
+    serving = _serving(arguments)
+    if serving.ranks > 1:
+        raise SizingError("Models are together on one accelerator: drop --tensor and --pipeline.")
+    candidates, notes = _candidates(arguments)
+    needs = {name: memory.need(model, serving) for name, model in models.items()}
+    verdicts = [
+        (one, memory.fits_together(list(needs.values()), one.accelerator, serving)) for one in candidates
+    ]
+    if arguments.output == "json":
+        rows = [{"profile": one.name, **asdict(verdict)} for one, verdict in verdicts]
+        document = {"models": {name: asdict(need) for name, need in needs.items()}, "profiles": rows}
+        text = json.dumps({**document, "advice": notes}, indent=2)
+    else:
+        text = together.text(
+            needs, [(one.name, one.accelerator, verdict) for one, verdict in verdicts], serving, notes
+        )
+    sys.stdout.write(f"{text}\n")
+    return DOES_NOT_FIT if all(verdict.verdict is Verdict.NOTHING for _, verdict in verdicts) else 0
 
 
 def _candidates(arguments: argparse.Namespace) -> tuple[list[Candidate], list[str]]:
@@ -276,7 +324,7 @@ def _stages(model: ModelShape, budget: Budget, serving: Serving) -> list[str]:
         )
     found = stages(model, serving.pipeline, serving.tensor)
     shares = {streams: utilization(found, streams) for streams in (1, serving.pipeline)}
-    table = [f"  {row}" for row in _columns(rows)]
+    table = [f"  {row}" for row in columns(rows)]
     return [
         *table,
         "",
@@ -284,12 +332,6 @@ def _stages(model: ModelShape, budget: Budget, serving: Serving) -> list[str]:
         f"with {serving.pipeline} or more: min(1, requests / {serving.pipeline}) x mean / longest "
         f"({balance(found):.2f}) of their times.",
     ]
-
-
-def _columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Aligned."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["   ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
 
 
 def _verdict(serving: Serving, budget: Budget, length: int) -> str:
@@ -350,7 +392,7 @@ def _comparison(model: ModelShape, found: Sequence[Sized], serving: Serving, not
         [
             _head(model, serving),
             "",
-            *_columns(rows),
+            *columns(rows),
             "",
             f"AT ONCE: requests of {length:,} tokens that fit. LONGEST: the context of one alone. TOKENS/S: "
             "the most that one stream gets.",

@@ -62,6 +62,7 @@ def details(document: Document, look: Look = PLAIN) -> str:
     facts = [
         ("replicas", _replicas(status)),
         ("prefill", _prefill(status)),
+        ("pool", _pool(_mapping(status.get("sharing")))),
         ("model", _model(model)),
         *_progress(model, look),
         ("context", _context(engine)),
@@ -161,6 +162,20 @@ def _prefill(status: Document) -> str:
         [one for one in roles if _mapping(one).get("name") == "prefill"] if isinstance(roles, list) else []
     )
     return f"{_number(found[0].get('readyReplicas'))} of {_wanted(found[0])} ready" if found else ""
+
+
+def _pool(sharing: Document) -> str:
+    """Whose turn it is among those that share the accelerator; empty for a model that shares none."""
+    if not sharing:
+        return ""
+    state, awake = text(sharing.get("state")), text(sharing.get("awake"))
+    found = f"{text(sharing.get('pool'))}: {state.lower()}"
+    if state != "Awake" and awake:
+        found += f", {awake} has the accelerator"
+    if turn := text(sharing.get("turnTime")):
+        found += f", its turn at {turn} at the latest"
+    took = sharing.get("lastSwapSeconds")
+    return found if took is None else f"{found}; its last swap took {span(_number(took))}"
 
 
 def _wanted(status: Document) -> int:

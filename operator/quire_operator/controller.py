@@ -58,7 +58,7 @@ class Controller:
         self._settings = settings
         self._metrics = metrics
         self._reconcile = Reconciler(cluster, settings)
-        self._queue: WorkQueue[Key] = WorkQueue(asyncio.get_running_loop())
+        self._queue: WorkQueue[Key] = WorkQueue(asyncio.get_running_loop(), group=self._pool_of)
         self._poller = Poller(cluster, self._queue.add)
         self._watch_health = WatchHealth(EVENT_LATENCY_SECONDS)
         self._interrupted = asyncio.Event()
@@ -95,6 +95,13 @@ class Controller:
             self._queue.add_after(owner_key(body), FOLLOW_SECONDS)
         else:
             self._queue.add(owner_key(body))
+
+    def _pool_of(self, key: Key) -> Key | None:
+        """The pool of which one member at a time is reconciled: two that each see the other one stopped would
+        both start.
+        """
+        name = self._cluster.cache.pool_of(key)
+        return Key(key.namespace, name) if name else None
 
     def _wake(self, key: Key) -> None:
         """Requests wait for a model."""
@@ -165,6 +172,11 @@ class Controller:
         self._queue.forget(key)
         for repaired in result.plan.repairs:
             self._metrics.conflicts.labels(repaired.kind).inc()
+        for other in result.others:
+            self._queue.add_after(other, FOLLOW_SECONDS)
+        if result.swap is not None:
+            pool, seconds = result.swap
+            self._metrics.swap_seconds.labels(key.namespace, pool).observe(seconds)
         if result.requeue_after is not None:
             self._queue.add_after(key, result.requeue_after)
         return "changed" if result.plan else "unchanged"

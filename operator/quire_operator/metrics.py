@@ -13,6 +13,7 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 _BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+_SWAP_BUCKETS = (5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600)
 
 
 class Metrics:
@@ -57,6 +58,7 @@ class Metrics:
             ["namespace", "llmdeployment"],
             registry=registry,
         )
+        self.swap_seconds = _swap_seconds(registry)
         self.watch_last_event = Gauge(
             "quire_operator_watch_last_event_timestamp_seconds",
             "When the watch of a kind last delivered an event.",
@@ -84,6 +86,17 @@ class Metrics:
     def set_cost(self, namespace: str, name: str, cost_per_hour: float | None) -> None:
         """Cost of one LLMDeployment; None where it was deleted or has no price."""
         _set(self.cost_per_hour, namespace, name, cost_per_hour)
+
+
+def _swap_seconds(registry: CollectorRegistry) -> Histogram:
+    return Histogram(
+        "quire_operator_swap_seconds",
+        "From the decision that another LLMDeployment of a pool gets the shared accelerator until its pod is "
+        "ready.",
+        ["namespace", "pool"],
+        buckets=_SWAP_BUCKETS,
+        registry=registry,
+    )
 
 
 def _set(gauge: Gauge, namespace: str, name: str, value: float | None) -> None:

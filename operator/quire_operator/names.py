@@ -24,6 +24,7 @@ LABEL_APP = "app.kubernetes.io/name"
 LABEL_NAME = f"{GROUP}/name"
 LABEL_ROLE = f"{GROUP}/role"
 LABEL_NAMESPACE = f"{GROUP}/namespace"
+LABEL_POOL = f"{GROUP}/pool"  # of pods whose LLMDeployments share an accelerator
 # Of a claim or Secret that LLMDeployments may name: who may label it decides.
 LABEL_REFERABLE = f"{GROUP}/referable"
 

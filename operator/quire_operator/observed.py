@@ -261,9 +261,12 @@ def is_about_to_scale_down(autoscaler: Body) -> bool:
 
 
 def may_scale_to_zero(body: Body) -> bool:
-    """Whether the LLMDeployment may be without pods for lack of requests."""
-    scaling = (body.get("spec") or {}).get("autoscaling") or {}
-    return scaling.get("minReplicas") == 0 or "idle" in scaling
+    """Whether the LLMDeployment may be without pods for lack of requests, or while another one has the
+    accelerator.
+    """
+    spec = body.get("spec") or {}
+    scaling = spec.get("autoscaling") or {}
+    return scaling.get("minReplicas") == 0 or "idle" in scaling or bool(spec.get("sharing"))
 
 
 def seconds_since(timestamp: str, now: datetime) -> float:

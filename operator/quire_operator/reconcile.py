@@ -29,6 +29,7 @@ from quire_operator.observed import Body, Observed, Ref, ref
 from quire_operator.plan import Plan, PlanInput, golden_tokens, make_plan, revisions
 from quire_operator.plan.pacing import ApplyTimes
 from quire_operator.plan.revisions import Revision
+from quire_operator.pools import Place, Pools
 from quire_operator.reports import printable
 from quire_operator.resources import Manifest, RenderedRevision
 from quire_operator.settings import Settings
@@ -40,6 +41,8 @@ logger = logging.getLogger(__name__)
 # While an LLMDeployment is not settled it is reconciled this often: no watch covers everything it waits for
 # (a volume that does not mount, the deletion of an object of another owner).
 UNSETTLED_SECONDS = 10.0
+GONE_SECONDS = 2.0  # between two looks whether the pods before it are gone, of one whose turn it is
+WAITING_SECONDS = 10.0  # between two looks of one that waits: its requests may be gone, and so may others
 PROGRESS_SECONDS = 10.0  # between status writes that only change the loading progress
 TRANSIENT_SECONDS = 1.0  # within which intermediate states of a start are combined into one status write
 # A status that keeps changing (two clients that scale back and forth) is written this often at most.
@@ -52,7 +55,9 @@ _SETTLED_PHASES = frozenset({"Serving", "Suspended", "Idle"})
 @dataclass(frozen=True)
 class ReconcileResult:
     """What a reconcile did. `requeue_after`: seconds until the next one is due without an event, None for
-    never; `ready`: None where no pods are wanted; `cost_per_hour`: None without a price.
+    never; `ready`: None where no pods are wanted; `cost_per_hour`: None without a price. `others`: those of
+    its pool that have to start or stop a pod, and those of one that it has left; `swap`: the pool, and how
+    long a turn took to begin that has now.
     """
 
     phase: str = ""
@@ -60,6 +65,8 @@ class ReconcileResult:
     requeue_after: float | None = None
     ready: bool | None = None
     cost_per_hour: float | None = None
+    others: tuple[Key, ...] = ()
+    swap: tuple[str, float] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,11 +100,18 @@ class Reconciler:
         self._settings = settings
         self._clock = clock
         self._now = now
+        self._pools = Pools(cluster, now)
         self._status_times: dict[Key, tuple[float, ...]] = {}
         self._apply_times: dict[Key, ApplyTimes] = {}
 
     async def __call__(self, key: Key) -> ReconcileResult:
-        """Make the writes that bring `key` nearer to the desired state, and update its status."""
+        """Make the writes that bring `key` nearer to the desired state, and update its status. Of a pool one
+        member at a time.
+        """
+        result = await self._reconcile(key)
+        return replace(result, others=(*result.others, *self._pools.left_by(key)))
+
+    async def _reconcile(self, key: Key) -> ReconcileResult:
         body = self._cluster.cache.get(names.KIND, key.namespace, key.name)
         if body is None or "deletionTimestamp" in body["metadata"]:
             self._status_times.pop(key, None)
@@ -126,7 +140,9 @@ class Reconciler:
             or status.missing_rights(observed)
         )
         returns_to = await self._may_return_to(model, desired, selected, observed)
-        result = make_plan(self._plan_input(key, model, desired, selected, observed, returns_to))
+        place = self._pools.place_of(key)
+        given = self._plan_input(key, model, desired, selected, observed, returns_to)
+        result = make_plan(given if place is None else replace(given, is_awake=place.is_awake))
         self._remember_applies(key, result.apply_times)
         if result.rollback_reason:
             problem = problem or Failure(reason="RolledBack", detail=result.rollback_reason)
@@ -144,10 +160,11 @@ class Reconciler:
             accelerator=accelerator,
             has_metrics_adapter=bool(self._settings.load_url),
             has_gateway=self._settings.has_gateway(model.namespace),
+            turn=None if place is None else _turn_of(model, place),
         )
         written = await self._write_status(key, observed, new, result.plan)
         written = replace(written, cost_per_hour=status.cost_per_hour(accelerator, observed))
-        return _due_earlier(written, result.requeue_after)
+        return _in_pool(_due_earlier(written, result.requeue_after), key.name, place)
 
     def _plan_input(
         self,
@@ -183,10 +200,14 @@ class Reconciler:
             self._apply_times.pop(key, None)
 
     async def _refuse(self, key: Key, body: Object, problem: Failure) -> ReconcileResult:
-        """Change no child, and report the problem in the status."""
+        """Change no child, and report the problem in the status. A pod of one whose turn is over ends."""
+        place = self._pools.place_of(key, is_refused=True)
         observed = await self._cluster.observe(body)
+        workload = observed.workload
+        if place is not None and not place.is_awake and workload and workload["spec"].get("replicas") != 0:
+            await self._cluster.stop_pods(workload)
         new = status.compute_refused_status(observed, problem, now=self._now())
-        return await self._write_status(key, observed, new, Plan())
+        return _in_pool(await self._write_status(key, observed, new, Plan()), key.name, place)
 
     async def _refused_references(self, model: LLMDeployment) -> Failure | None:
         """What the spec names without being allowed to."""
@@ -331,8 +352,40 @@ class Reconciler:
         return result
 
 
+def _turn_of(model: LLMDeployment, place: Place) -> status.TurnState:
+    """The place of a member in the terms of its status."""
+    decided, name = place.schedule, model.name
+    has_turn = decided.awake == name
+    at, until = decided.turn_times.get(name), decided.behind.get(name)
+    took = decided.turn.swap_seconds if decided.turn and has_turn else None
+    waits = has_turn or name in decided.waiting
+    return status.TurnState(
+        pool=place.pool,
+        state="Awake" if place.is_awake else "Waiting" if waits else "Asleep",
+        awake=decided.awake,
+        turn_at=None if at is None else datetime.fromtimestamp(at, UTC),
+        behind_until=None if until is None else datetime.fromtimestamp(until, UTC),
+        swap_seconds=took,
+    )
+
+
+def _in_pool(result: ReconcileResult, name: str, place: Place | None) -> ReconcileResult:
+    """The result with what it means for the pool: when it is due again, and who else is."""
+    if place is None:
+        return result
+    decided = place.schedule
+    is_next = decided.awake == name and not place.is_awake
+    due = [decided.due_in, GONE_SECONDS if is_next else None]
+    due.append(WAITING_SECONDS if name in decided.waiting else None)
+    for seconds in due:
+        result = _due_earlier(result, seconds)
+    swap = None if decided.swap_seconds is None else (place.pool, decided.swap_seconds)
+    return replace(result, others=place.others, swap=swap)
+
+
 def _due_earlier(result: ReconcileResult, due: float | None) -> ReconcileResult:
     """The same result, due after `due` seconds at the latest."""
     if due is None:
         return result
-    return replace(result, requeue_after=min(due, result.requeue_after or due))
+    known = result.requeue_after
+    return replace(result, requeue_after=due if known is None else min(due, known))

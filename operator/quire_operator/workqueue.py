@@ -3,7 +3,8 @@
 It has the three properties of client-go's work queue: adding a waiting key changes nothing; a key in progress
 is never given to a second worker; one that is added meanwhile is processed again afterwards. As with
 controller-runtime's priority queue, changed keys come before those of a re-list, of which one at a time is in
-progress, so that changes never wait for more than one of them. Knows nothing of Kubernetes.
+progress, so that changes never wait for more than one of them. Of the keys of a group one at a time is in
+progress too: the others wait here, where they block no worker. Knows nothing of Kubernetes.
 """
 
 from __future__ import annotations
@@ -35,11 +36,21 @@ class Clock(Protocol):
 
 
 class WorkQueue(Generic[K]):
-    """Keys in the order in which they were added, background keys last, each with its own back-off."""
+    """Keys in the order in which they were added, background keys last, each with its own back-off. `group`:
+    the group of a key, None for one that is in none.
+    """
 
-    def __init__(self, clock: Clock, *, jitter: Callable[[], float] = random.random) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        *,
+        jitter: Callable[[], float] = random.random,
+        group: Callable[[K], Hashable] = lambda key: None,
+    ) -> None:
         self._clock = clock
         self._jitter = jitter
+        self._group = group
+        self._groups: dict[K, Hashable] = {}  # of the keys in progress, as it was when each was given out
         self._waiting: OrderedDict[K, float] = OrderedDict()  # key -> since when
         self._background: OrderedDict[K, float] = OrderedDict()
         self._background_in_progress: tuple[K, ...] = ()  # the background key in progress: one at most
@@ -85,21 +96,31 @@ class WorkQueue(Generic[K]):
         self._failures.pop(key, None)
 
     async def get(self) -> K:
-        """The oldest waiting key; `done` must be called with it."""
-        while not self._waiting and (self._background_in_progress or not self._background):
+        """The oldest waiting key of whose group none is in progress; `done` must be called with it."""
+        while (key := self._next()) is None:
             self._added.clear()
             await self._added.wait()
-        if self._waiting:
-            key, since = self._waiting.popitem(last=False)
-        else:
-            key, since = self._background.popitem(last=False)
+        if key in self._background:
             self._background_in_progress = (key,)
-        self._working[key] = since
+        waiting = self._background if key in self._background else self._waiting
+        self._working[key] = waiting.pop(key)
+        if (group := self._group(key)) is not None:
+            self._groups[key] = group
         return key
+
+    def _next(self) -> K | None:
+        """The key that may be processed next."""
+        busy = set(self._groups.values())
+        for keys in (self._waiting, {} if self._background_in_progress else self._background):
+            for key in keys:
+                if self._group(key) not in busy:
+                    return key
+        return None
 
     def done(self, key: K) -> None:
         """The worker has finished `key`; if it was added meanwhile, it waits again."""
         del self._working[key]
+        self._groups.pop(key, None)
         since = self._again.pop(key, None)
         if since is not None:
             self._waiting[key] = since

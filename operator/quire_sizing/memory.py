@@ -8,6 +8,7 @@ uses that). The only statement about speed is ``decode_bound``, an upper bound.
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from quire_sizing.errors import SizingError
@@ -201,6 +202,59 @@ def budget(model: ModelShape, accelerator: Accelerator, serving: Serving) -> Bud
         concurrency=concurrency,
         stages=found if len(found) > 1 else (),
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Need:
+    """Bytes that a model takes of an accelerator which it does not have alone. `request`: the KV cache of one
+    request of the longest length, `requests`: of all that are asked for.
+    """
+
+    weights: int
+    workspace: int  # estimated
+    request: int
+    requests: int
+
+    @property
+    def least(self) -> int:
+        """With one request."""
+        return self.weights + self.workspace + self.request
+
+    @property
+    def most(self) -> int:
+        """With all requests."""
+        return self.weights + self.workspace + self.requests
+
+
+@dataclass(frozen=True, kw_only=True)
+class Together:
+    """Whether several models fit one accelerator at the same time. `least`, `most`: the sums of what they
+    need."""
+
+    verdict: Verdict
+    usable: int
+    least: int
+    most: int
+
+
+def need(model: ModelShape, serving: Serving) -> Need:
+    """What a model on one accelerator needs of it. Raises SizingError for invalid limits."""
+    _check(model, serving)
+    longest = (serving.max_model_len or model.longest) * kv_bytes_per_token(model, serving.kv_bits)
+    return Need(
+        weights=weight_bytes(model.parameters, serving.weight_bits),
+        workspace=workspace(model, serving),
+        request=longest,
+        requests=longest * serving.max_num_seqs,
+    )
+
+
+def fits_together(needs: Sequence[Need], accelerator: Accelerator, serving: Serving) -> Together:
+    """Whether the sum of what models need is within what may be used of the accelerator."""
+    usable = int(accelerator.memory * serving.utilization)
+    least, most = sum(one.least for one in needs), sum(one.most for one in needs)
+    verdict = Verdict.FITS if most <= usable else Verdict.FEWER if least <= usable else Verdict.NOTHING
+    return Together(verdict=verdict, usable=usable, least=least, most=most)
 
 
 def advice(serving: Serving, accelerator: Accelerator, *, host_memory: int) -> tuple[str, ...]:

@@ -271,3 +271,70 @@ def test_invalid_arguments_are_reported_on_stderr_without_traceback(
 
     assert ended.returncode == code
     assert words in ended.stderr and "Traceback" not in ended.stderr and not ended.stdout
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> list[str]:
+    """Two folders: Llama 3.1 8B, and one with half of its layers."""
+    for name, config in (("llama", LLAMA_8B), ("half", {**LLAMA_8B, "num_hidden_layers": 16})):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps(config))
+    return [str(tmp_path / "llama"), str(tmp_path / "half")]
+
+
+def test_models_that_fit_one_accelerator_together_are_given_their_shares(
+    pair: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["size", *pair, "--together", "--memory", "80GB", "--max-model-len", "8192"]
+    assert main([*asked, "--max-num-seqs", "16"]) == 0
+    out = capsys.readouterr().out
+    assert "Fits together: all requests of each need" in out and "of 72.0 GB (90% of 80.0 GB)" in out
+    shares = [int(each) for each in re.findall(r"(?:llama|half) (\d+)[,.]", out)]
+    assert len(shares) == 2 and 0 < shares[1] < shares[0] and sum(shares) <= 90
+
+    assert main([*asked, "--max-num-seqs", "64"]) == 0
+    assert "Fits together with fewer requests at once" in capsys.readouterr().out
+
+
+def test_models_that_do_not_fit_together_are_refused_with_the_sum_and_the_limit(
+    pair: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["size", *pair, "--together", "--memory", "24GB", "--max-model-len", "8192"]
+    assert main(asked) == 3
+    out = capsys.readouterr().out
+    least = sum(float(each) for each in re.findall(r"(\d+\.\d) GB", out)[:8]) - sum(
+        float(each) for each in re.findall(r"(\d+\.\d) GB", out)[3:8:4]
+    )
+    (said,) = re.findall(r"one request of each needs (\d+\.\d) GB, and 21\.6 GB", out)
+    assert float(said) == pytest.approx(least, abs=0.4)
+    assert "spec.sharing" in out
+    assert main(["size", pair[0], "--memory", "24GB", "--max-model-len", "8192"]) == 0, "each fits alone"
+
+
+def test_what_fits_together_is_the_sum_of_what_fits_alone(
+    pair: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["--max-model-len", "8192", "--max-num-seqs", "4", "--memory", "80GB", "-o", "json"]
+    assert main(["size", *pair, "--together", *asked]) == 0
+    both = json.loads(capsys.readouterr().out)
+    alone = []
+    for one in pair:
+        assert main(["size", one, *asked]) == 0
+        budget = json.loads(capsys.readouterr().out)
+        alone.append(budget["weights"] + budget["workspace"] + budget["kv_wanted"])
+    assert both["profiles"][0]["most"] == sum(alone)
+    assert both["profiles"][0]["verdict"] == "Fits"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (["--memory", "80GB"], "with --together"),
+        (["--together", "--memory", "80GB", "--tensor", "2"], "drop --tensor"),
+    ],
+)
+def test_several_models_are_refused_where_they_cannot_be_sized(
+    pair: list[str], arguments: list[str], error: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["size", *pair, *arguments]) == 1
+    assert error in capsys.readouterr().err

@@ -222,3 +222,22 @@ def test_prefill_pods_are_counted_beside_the_others_and_degraded_transfers_are_e
     assert re.search(r"prefill +1 of 3 ready", shown)
     assert "TransferDegraded: Decode pods compute" in shown
     assert "prefill" not in view.details(loading(phase="Serving"))
+
+
+@pytest.mark.parametrize(
+    ("sharing", "shown"),
+    [
+        ({"pool": "card", "state": "Awake", "awake": "qwen"}, "card: awake"),
+        (
+            {"pool": "card", "state": "Asleep", "awake": "phi", "lastSwapSeconds": 131},
+            "card: asleep, phi has the accelerator; its last swap took 2 min 11 s",
+        ),
+        (
+            {"pool": "card", "state": "Waiting", "awake": "phi", "turnTime": "2026-01-01T12:00:07Z"},
+            "card: waiting, phi has the accelerator, its turn at 2026-01-01T12:00:07Z at the latest",
+        ),
+    ],
+)
+def test_whose_turn_it_is_on_a_shared_accelerator_is_shown(sharing: dict[str, Any], shown: str) -> None:
+    assert f"  pool          {shown}" in view.details(loading(sharing=sharing))
+    assert "pool" not in view.details(loading())

@@ -90,9 +90,10 @@ class FakeApi:
         wanted = request.body.get("metadata", {}).get("resourceVersion")
         if wanted not in (None, known["metadata"]["resourceVersion"]):
             return 409, {"message": "the object has been modified"}
-        return 200, self.put(
-            path, {**known, "status": merged(known.get("status", {}), request.body["status"])}
-        )
+        if request.path == path:
+            return 200, self.put(path, merged(known, request.body))
+        status = merged(known.get("status", {}), request.body["status"])
+        return 200, self.put(path, {**known, "status": status})
 
     def _list(self, request: Request) -> tuple[int, Body]:
         everywhere = "/namespaces/" not in request.path

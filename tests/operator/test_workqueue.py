@@ -191,6 +191,35 @@ async def test_background_keys_count_in_depth_and_oldest_age(queue: WorkQueue[st
     assert (queue.depth, queue.oldest_age) == (2, 3)
 
 
+async def test_a_key_waits_for_others_of_its_group_and_holds_up_no_other_key(clock: FakeClock) -> None:
+    queue: WorkQueue[str] = WorkQueue(clock, group=GROUPS.get)
+    for key in "abc":
+        queue.add(key)
+    assert await take_all(queue) == ["a", "c"]
+    assert (queue.depth, queue.oldest_age) == (1, 0)
+
+    waiting = asyncio.create_task(queue.get())
+    await asyncio.sleep(0)
+    queue.done("c")
+    await asyncio.sleep(0)
+    assert not waiting.done(), "a is in progress"
+    queue.done("a")
+    assert await waiting == "b"
+
+
+async def test_a_key_that_has_changed_its_group_waits_for_those_of_the_new_one(clock: FakeClock) -> None:
+    groups = dict(GROUPS)
+    queue: WorkQueue[str] = WorkQueue(clock, group=groups.get)
+    queue.add("a")
+    assert await queue.get() == "a"
+    groups["a"] = "another"
+    queue.add("b")
+    assert await take_all(queue) == [], "a still works in the group in which it began"
+    groups["b"] = "third"
+    assert await take_all(queue) == ["b"]
+
+
+GROUPS = {"a": "pool", "b": "pool"}
 ACTIONS = ["add", "look again", "get", "done"]
 
 
@@ -200,7 +229,7 @@ def test_no_addition_is_lost_and_no_key_is_processed_twice_at_once(steps: list[t
     """Against the plain statement of it: added after it was last given out = it will be given out again."""
 
     async def play() -> None:
-        queue: WorkQueue[str] = WorkQueue(FakeClock())
+        queue: WorkQueue[str] = WorkQueue(FakeClock(), group=GROUPS.get)
         owed: set[str] = set()
         changed: set[str] = set()
         working: set[str] = set()
@@ -211,12 +240,15 @@ def test_no_addition_is_lost_and_no_key_is_processed_twice_at_once(steps: list[t
                 changed |= {key} if action == "add" else set()
             elif action == "get" and (got := await given_out(queue)) is not None:
                 assert got not in working
+                assert not {got, *working} >= GROUPS.keys(), "two of a group"
                 assert got in owed
                 owed.remove(got)
                 changed.discard(got)
                 working.add(got)
             elif action == "get":
-                assert changed <= working, "what changed never waits for what is looked at again"
+                busy = {GROUPS[one] for one in working & GROUPS.keys()}
+                free = {one for one in changed - working if GROUPS.get(one) not in busy}
+                assert not free, "what changed never waits for what is looked at again"
             elif action == "done" and key in working:
                 queue.done(key)
                 working.remove(key)

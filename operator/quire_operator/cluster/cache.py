@@ -47,6 +47,7 @@ class _Entry:
     uid: str
     owner: Key
     packed: bytes
+    pool: str = ""
 
     def body(self) -> Object:
         """Freshly decoded."""
@@ -63,6 +64,7 @@ class Cache:
         self._clock = clock
         self._entries: dict[str, dict[tuple[str, str], _Entry]] = defaultdict(dict)
         self._of_owner: dict[Key, set[tuple[str, str]]] = defaultdict(set)  # -> (kind, name)
+        self._of_pool: dict[Key, set[tuple[str, str]]] = defaultdict(set)  # namespace, pool -> (kind, name)
         self._owners: dict[Key, Key] = {}  # interned, so that each key is in memory once
         # uid -> when and at which version it was deleted, or left the watch by losing its label.
         self._tombstones: OrderedDict[str, tuple[float, int]] = OrderedDict()
@@ -85,7 +87,10 @@ class Cache:
         if kind in WORKLOAD_KINDS and (claims := managers_of_replicas(body)):
             kept["metadata"]["managedFields"] = claims
         packed = zlib.compress(json.dumps(kept, separators=(",", ":")).encode(), level=1)
-        self._entries[kind][place] = _Entry(version, uid, owner, packed)
+        pool = _pool(body)
+        self._entries[kind][place] = _Entry(version, uid, owner, packed, pool)
+        if pool:
+            self._of_pool[Key(place[0], pool)].add((kind, place[1]))
         self._of_owner[self._owners.setdefault(owner, owner)].add((kind, place[1]))
         return True
 
@@ -117,6 +122,27 @@ class Cache:
             entry = self._entries[kind].get((key.namespace, name))
             if entry is not None and entry.owner == key:
                 yield entry.body()
+
+    def pool_of(self, key: Key) -> str:
+        """The pool of an LLMDeployment that shares an accelerator; empty for others."""
+        entry = self._entries[names.KIND].get((key.namespace, key.name))
+        return "" if entry is None else entry.pool
+
+    def has_pool(self, pool: Key) -> bool:
+        """Whether something is in the pool."""
+        return pool in self._of_pool
+
+    def in_pool(self, pool: Key) -> Iterator[Object]:
+        """The LLMDeployments and pods of a pool, by its namespace and name."""
+        for kind, name in sorted(self._of_pool.get(pool, ())):
+            entry = self._entries[kind].get((pool.namespace, name))
+            if entry is not None:
+                yield entry.body()
+
+    def members(self, pool: Key) -> list[Key]:
+        """The LLMDeployments of a pool, by its namespace and name."""
+        found = self._of_pool.get(pool, ())
+        return [Key(pool.namespace, name) for kind, name in sorted(found) if kind == names.KIND]
 
     def llm_deployments(self) -> list[Key]:
         """Every LLMDeployment."""
@@ -155,6 +181,11 @@ class Cache:
 
     def _drop(self, kind: str, place: tuple[str, str]) -> None:
         entry = self._entries[kind].pop(place)
+        if entry.pool:
+            sharing = self._of_pool[Key(place[0], entry.pool)]
+            sharing.discard((kind, place[1]))
+            if not sharing:
+                del self._of_pool[Key(place[0], entry.pool)]
         members = self._of_owner[entry.owner]
         members.discard((kind, place[1]))
         if not members:
@@ -214,6 +245,16 @@ def owner_key(body: Object) -> Key:
     if not name and body["kind"] == "HorizontalPodAutoscaler":
         name = ((body.get("spec") or {}).get("scaleTargetRef") or {}).get("name", "")
     return Key(str(metadata["namespace"]), str(name))
+
+
+def _pool(body: Object) -> str:
+    """The pool of an LLMDeployment or a pod that shares an accelerator; empty for others."""
+    if body["kind"] == names.KIND:
+        sharing = (body.get("spec") or {}).get("sharing")
+        return str(sharing.get("pool", "")) if isinstance(sharing, Mapping) else ""
+    return (
+        str((body["metadata"].get("labels") or {}).get(names.LABEL_POOL, "")) if body["kind"] == "Pod" else ""
+    )
 
 
 def version_of(body: Object) -> int:

@@ -27,6 +27,7 @@ from quire_operator.observed import (
     Ref,
     controller_uid,
     find_workload,
+    has_ended,
     is_keda_autoscaler,
     is_owned,
     ref,
@@ -56,12 +57,40 @@ class Cluster:
         self._unlisted: set[str] = set()  # kinds whose objects the cache may not have in full
         self.samples: dict[str, Sample] = {}  # by pod uid, written by the poller
         self.demands: dict[Key, float] = {}  # when requests waited last, in Unix time; by the demand watch
+        self.waits: dict[Key, float] = {}  # since when they wait; likewise
 
     async def watch_demands(self, namespace: str, changed: Callable[[Key], None]) -> None:
         """Keep `demands` up to date, until cancelled. `changed` is called with each model that is asked
         for.
         """
-        await DemandWatch(self._connection, namespace, self.demands, changed).run()
+        await DemandWatch(self._connection, namespace, self.demands, changed, waits=self.waits).run()
+
+    def sharing(self, pool: Key, is_lost: Callable[[Body], bool]) -> tuple[list[Observed], bool]:
+        """The LLMDeployments that share an accelerator, as the cache has them, without autoscalers and what
+        is only read on demand; and whether there are pods of the pool that belong to none of them, and are
+        not lost. `pool`: its namespace and name.
+        """
+        found = list(self.cache.in_pool(pool))
+        members = [self._from_cache(body) for body in found if body["kind"] == names.KIND]
+        known = {_uid(pod) for one in members for pod in one.pods}
+        pods = [body for body in found if body["kind"] == "Pod" and not has_ended(body)]
+        pods = [pod for pod in pods if not is_lost(pod)]
+        return members, any(_uid(pod) not in known for pod in pods)
+
+    def _from_cache(self, body: Object) -> Observed:
+        key, uid = owner_key(body), _uid(body)
+        related = list(self.cache.owned(key, but="ControllerRevision"))
+        mine = {kind.kind for kind in kinds.CHILDREN}
+        children = {ref(live): live for live in related if live["kind"] in mine and is_owned(live, uid)}
+        workload = find_workload(list(children.values()), related)
+        return Observed(
+            body=body,
+            children=children,
+            replica_sets=workload.replica_sets,
+            pods=workload.pods,
+            samples={pod: self.samples[pod] for pod in map(_uid, workload.pods) if pod in self.samples},
+            demanded_at=self.demands.get(key, 0.0),
+        )
 
     async def relist(self, kind: Kind, namespaces: Sequence[str]) -> Changes:
         """List all objects of `kind` in these namespaces (none given: all) and correct the cache. Raises
@@ -230,6 +259,16 @@ class Cluster:
             )
             if patched is not None:
                 self.cache.put(patched)
+
+    async def stop_pods(self, deployment: Body) -> None:
+        """Let a Deployment run none, whatever else is to be applied to it."""
+        metadata = deployment["metadata"]
+        patch = {"metadata": {"uid": metadata["uid"]}, "spec": {"replicas": 0}}
+        path = kinds.DEPLOYMENT.path(metadata["namespace"], metadata["name"])
+        query = {"fieldManager": names.FIELD_MANAGER}
+        write = self._write("PATCH", path, query=query, body=patch, content_type=MERGE_PATCH)
+        if (answer := await self._ignoring_absence(write)) is not None:
+            self.cache.put(answer)
 
     async def patch_status(self, body: Body, patch: dict[str, Any]) -> None:
         """Merge `patch` into the status; ConflictError if the object has changed since it was read."""

@@ -29,6 +29,7 @@ _SELECTOR = f"{names.LABEL_ROLE}={names.ROLE_DEMAND}"
 # A connection that died unseen is noticed when the watch is late to end: long before requests give up.
 _WATCH_SECONDS = 30
 _LATE_SECONDS = 5
+_GAP_SECONDS = 30.0  # between two renewals of one wait: two gateways write and delete one Lease
 _SHORT_SECONDS = 5.0  # a watch that ends sooner was none
 _CONNECT_SECONDS = 5
 _PAUSES = (0.5, 1.0, 2.0, 5.0, 10.0)
@@ -36,7 +37,9 @@ _CHUNK_BYTES = 1 << 16
 
 
 class DemandWatch:
-    """`demands` gets when each model was last asked for, in Unix time; `changed` is called with it."""
+    """`demands` gets when each model was last asked for, in Unix time, and `waits` since when it has been
+    without a longer gap; `changed` is called with the model.
+    """
 
     def __init__(
         self,
@@ -45,12 +48,15 @@ class DemandWatch:
         demands: dict[Key, float],
         changed: Callable[[Key], None],
         now: Callable[[], float] = time.time,
+        waits: dict[Key, float] | None = None,
     ) -> None:
         self._connection = connection
         self._path = kinds.LEASE.path(namespace)
         self._demands = demands
         self._changed = changed
         self._now = now
+        self._waits: dict[Key, float] = {} if waits is None else waits
+        self._last: dict[Key, float] = {}  # as `demands`, of those too whose Lease is deleted
 
     async def run(self) -> None:
         """Until cancelled, whatever the API server does."""
@@ -108,7 +114,11 @@ class DemandWatch:
 
     def _take(self, lease: Object, at: float) -> None:
         key = _model_of(lease)
-        self._demands[key] = at
+        for one in [one for one, last in self._last.items() if self._now() - last > _GAP_SECONDS]:
+            del self._last[one], self._waits[one]
+        at = max(at, self._last.get(key, 0.0))  # a list has the gateway's time, which may be behind
+        self._demands[key] = self._last[key] = at
+        self._waits.setdefault(key, at)
         self._changed(key)
 
     def _renewed_at(self, lease: Object) -> float:

@@ -24,6 +24,7 @@ from quire_operator.plan import (
     replica_owner,
     revisions,
     scale_to_zero,
+    sharing,
     strategy,
     take_over,
 )
@@ -49,6 +50,7 @@ class PlanInput:
     `rollout_failure`: why the rollout that is in progress cannot finish. `may_return_to`: the revision that a
     failure would roll back to, None where none would be. `corrupt_pods`: when each pod, by
     name, ended because of a corrupt model. `has_gateway`: which holds requests while no pod runs.
+    `is_awake`: whether it has the accelerator that it shares, None where that is not known.
     `apply_times`: recent applies, for pacing; `monotonic_now` belongs
     to them.
     """
@@ -64,6 +66,7 @@ class PlanInput:
     may_return_to: RenderedRevision | None = None
     corrupt_pods: Mapping[str, str] = field(default_factory=dict)
     has_gateway: bool = False
+    is_awake: bool | None = None
     apply_times: ApplyTimes = field(default_factory=dict)
     monotonic_now: float = 0.0
 
@@ -85,7 +88,7 @@ class PlanResult:
 def make_plan(given: PlanInput) -> PlanResult:
     """The final Plan. Objects that others own are left alone."""
     model, observed = given.model, given.observed
-    desired = given.desired
+    desired = sharing.with_replicas(given.desired, model, observed, given.is_awake)
     for role in model.roles:
         of_role = observed.in_role(role.role)
         desired = strategy.with_effective_strategy(desired, role, of_role, given.now)

@@ -31,8 +31,8 @@ def find_replica_owner(model: LLMDeployment, observed: Observed, *, is_idle: boo
     """The owner now; the spec while the LLMDeployment is suspended. `is_idle`: no pod is to run for lack of
     requests.
     """
-    if model.replicas == 0:
-        return ReplicaOwner.SPEC
+    if model.replicas == 0 or model.spec.sharing is not None:
+        return ReplicaOwner.SPEC  # of a shared accelerator: one or none, whatever others write
     if is_idle:
         return ReplicaOwner.IDLE
     if model.autoscaler:

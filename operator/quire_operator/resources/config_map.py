@@ -14,10 +14,11 @@ from quire_operator import names, quantity
 from quire_operator.resources.manifest import Manifest, compact, metadata
 from quire_operator.settings import Settings
 from quire_operator.spec import LLMDeployment
-from quire_operator.spec.schema import Disaggregation, Parallelism, Watermark
+from quire_operator.spec.schema import Disaggregation, Engine, Parallelism, Watermark
 
 _HASH_LENGTH = 10
 
+_PATH_REDACT = f"{names.PATH_LOG_REDACT}/patterns"
 _METHODS = {"None": "", "NGram": "ngram", "DraftModel": "draft-model"}
 
 
@@ -42,7 +43,6 @@ def _data(model: LLMDeployment, settings: Settings) -> dict[str, str]:
     engine, health, drain = model.spec.engine, model.spec.health, model.spec.drain
     gpu = model.spec.resources.accelerator
     tracing, logging = model.spec.observability.tracing, model.spec.observability.request_logging
-    redacted = f"{names.PATH_LOG_REDACT}/patterns"
     drafts, draft_path = _METHODS[engine.speculation.method], engine.speculation.draft_model_path
     return compact(
         {
@@ -70,7 +70,7 @@ def _data(model: LLMDeployment, settings: Settings) -> dict[str, str]:
             "QUIRE_KV_OFFLOAD_DISK_PATH": names.PATH_KV_OFFLOAD if engine.kv_cache.disk_offload else "",
             "QUIRE_KV_OFFLOAD_HOST_BYTES": _bytes(engine.kv_cache.host_offload),
             "QUIRE_LOAD_STALL_TIMEOUT_SECONDS": _number(health.load_stall_timeout_seconds),
-            "QUIRE_LOG_REDACT_PATH": redacted if logging.redact_config_map_ref else "",
+            "QUIRE_LOG_REDACT_PATH": _PATH_REDACT if logging.redact_config_map_ref else "",
             "QUIRE_LOG_REQUESTS": logging.mode.lower(),
             "QUIRE_MAX_LOG_LEN": _number(logging.max_characters),
             "QUIRE_MAX_MODEL_LEN": _number(engine.max_model_len),
@@ -93,6 +93,7 @@ def _data(model: LLMDeployment, settings: Settings) -> dict[str, str]:
             "QUIRE_STALL_TIMEOUT_SECONDS": _number(health.stall_timeout_seconds),
             "QUIRE_STARTUP_TIMEOUT_SECONDS": _number(health.startup_timeout_seconds),
             **_parallelism(model.spec.parallelism),
+            **_parsers(engine),
             **_watermark(engine.watermark),
             "QUIRE_TRACE_SAMPLE_RATIO": _ratio(tracing.sampling_rate_per_million) if tracing.endpoint else "",
         }
@@ -156,6 +157,15 @@ def _chat_template(model: LLMDeployment) -> str:
     if template.config_map_ref is not None:
         return f"{names.PATH_CHAT_TEMPLATE}/{names.CHAT_TEMPLATE_FILE}"
     return f"{names.model_path(model.model_dir)}/{template.file}"
+
+
+def _parsers(engine: Engine) -> dict[str, str]:
+    """Auto renders as nothing, so that pods of earlier versions are not replaced."""
+    names = {
+        "QUIRE_REASONING_PARSER": engine.reasoning_parser,
+        "QUIRE_TOOL_CALL_PARSER": engine.tool_call_parser,
+    }
+    return {key: "" if name == "Auto" else name.lower() for key, name in names.items()}
 
 
 def _parallelism(sizes: Parallelism) -> dict[str, str]:

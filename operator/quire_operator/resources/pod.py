@@ -46,6 +46,8 @@ def build(
     if model.spec.disruption.protect_while_loading:
         annotations |= names.PROTECT_WHILE_LOADING
     labels = names.child_labels(model.name) | {names.LABEL_ROLE: role}
+    if model.spec.sharing is not None:
+        labels |= {names.LABEL_POOL: model.spec.sharing.pool}
     if model_parts["initContainers"]:  # only a download uses the identity
         labels |= model.identity_labels
     return {

@@ -184,6 +184,9 @@ def parse(body: Mapping[str, Any]) -> LLMDeployment:
     validation.check_name(name)
     spec = reader.read(Spec, body.get("spec"), "spec")
     validation.check_spec(spec)
+    if spec.sharing is not None and spec.rollout.strategy == "Auto":
+        # No second pod has an accelerator, and an old one still has it while it ends.
+        spec = replace(spec, rollout=replace(spec.rollout, strategy="Recreate"))
     is_of_one_node = spec.cache is not None and spec.cache.is_of_one_node
     if (is_of_one_node or spec.parallelism.nodes > 1) and spec.rollout.strategy == "Auto":
         # A surge pod on another node would wait for the claim for ever; groups are replaced in place only.

@@ -455,6 +455,8 @@ class Engine:
     request_timeout_seconds: int | None = optional_number(1, 86_400)
     scheduling_policy: str = choice("FCFS", "Priority", "SJF")
     generation_config: str = choice("Auto", "None")
+    tool_call_parser: str = choice("Auto", "Hermes", "Llama", "Mistral", "Pythonic", "Gemma", "None")
+    reasoning_parser: str = choice("Auto", "Think", "None")
     chat_template: ChatTemplate | None = None
     watermark: Watermark = Watermark()
     speculation: Speculation = Speculation()
@@ -561,6 +563,12 @@ class Autoscaling:
     behavior: Behavior = Behavior()
     idle: Idle | None = None
     fallback: Fallback | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sharing:
+    pool: str = required_text(DNS_1123_LABEL, 63)
+    minimum_stay_seconds: int = number(10, 86_400, 60)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -683,6 +691,7 @@ class Spec:
     disaggregation: Disaggregation | None = None
     replicas: int = number(0, 1000, 1)
     autoscaling: Autoscaling | None = None
+    sharing: Sharing | None = None
     suspend: bool = False
     scheduling: Scheduling = Scheduling()
     health: Health = Health()

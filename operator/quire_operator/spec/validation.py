@@ -100,6 +100,7 @@ def check_spec(spec: Spec) -> None:
     _check_limits_per_key(spec)
     _check_watermark(spec)
     check_autoscaling(spec)
+    _check_sharing(spec)
     check_scheduling(spec.scheduling)
     _check_times(spec)
     _check_networking(spec)
@@ -524,6 +525,34 @@ def _check_keda(scaling: Autoscaling) -> None:
         raise SpecError(
             "spec.autoscaling.metrics",
             "give RunningRequests too: without it KEDA would count a replica that answers as idle",
+        )
+
+
+def _check_sharing(spec: Spec) -> None:
+    """What deployments cannot have of which one runs at a time, with one pod."""
+    field = "spec.sharing"
+    if spec.sharing is None:
+        return
+    if spec.autoscaling is not None or spec.replicas > 1:
+        raise SpecError(
+            field, "one pod of the pool runs at a time: drop replicas and autoscaling, or drop this"
+        )
+    if spec.disaggregation is not None:
+        raise SpecError(field, "two kinds of pods need two accelerators: drop disaggregation, or drop this")
+    if spec.parallelism.nodes > 1:
+        raise SpecError(
+            field, "what is shared are the accelerators of one pod: drop parallelism.nodes, or drop this"
+        )
+    if spec.rollout.strategy not in ("Auto", "Recreate"):
+        raise SpecError(
+            field,
+            "a pod starts when the one before it is gone: set rollout.strategy to Auto or Recreate, or drop "
+            "this",
+        )
+    if spec.rollout.auto_rollback:
+        raise SpecError(
+            field,
+            "a change that waits for its turn has not failed yet: drop rollout.autoRollback, or drop this",
         )
 
 

@@ -6,6 +6,7 @@ from quire_operator.status.model_cache import pods_with_corrupt_model
 from quire_operator.status.pods import Failure
 from quire_operator.status.preflight import missing_rights, missing_workload, ownership_conflict
 from quire_operator.status.scaling import pod_measurements
+from quire_operator.status.sharing import TurnState
 from quire_operator.status.spot import condition as drain_fits_notice
 from quire_operator.status.status import (
     Status,
@@ -22,6 +23,7 @@ __all__ = [
     "Failure",
     "RequestedAccelerator",
     "Status",
+    "TurnState",
     "changes_without_event",
     "compute_refused_status",
     "compute_status",

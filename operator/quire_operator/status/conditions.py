@@ -65,6 +65,7 @@ class Facts:
     problem: Failure | None  # of the operator: the spec is invalid, an object cannot be applied
     scaling: ConditionValue | None = None  # ScalingActive
     idle: bool = False  # scaled to zero by an autoscaler
+    asleep: ConditionValue | None = None  # Ready, where another one has the accelerator that it shares
     activator: ConditionValue | None = None  # ActivatorReady
     fits: ConditionValue | None = None  # FitsAccelerator
     drain_fits: ConditionValue | None = None  # DrainFitsNotice
@@ -138,6 +139,8 @@ def _ready(facts: Facts) -> ConditionValue:
         return "False", facts.problem.reason, _explain(facts.problem)
     if facts.suspended:
         return "False", "Suspended", "No pods run: spec.suspend is true or spec.replicas is 0."
+    if facts.asleep is not None:
+        return facts.asleep
     if facts.idle:
         return (
             "False",

@@ -274,6 +274,14 @@ _ALL = (
         shown="ActivatorReady=False",
     ),
     Reason(
+        "PoolWithoutGateway",
+        "no gateway says which model of the pool is asked for, so the accelerator stays with the one "
+        "that has it",
+        "have gateway.enabled set in the chart, and this namespace among gateway.namespaces, or drop "
+        "spec.sharing",
+        shown="ActivatorReady=False",
+    ),
+    Reason(
         "ConflictingAutoscaler",
         "the Deployment has an autoscaler that the operator did not make",
         "delete it, or let it decide: drop spec.replicas and set spec.autoscaling.backend to External",

@@ -159,6 +159,9 @@ def numbers(model: LLMDeployment, observed: Observed) -> tuple[int, int]:
     wanted, spare = model.replicas, model.spec.disruption.max_unavailable
     if not wanted:
         return 0, 0
+    if model.spec.sharing is not None:
+        live = int(((observed.workload or {}).get("spec") or {}).get("replicas", wanted))
+        return live, live
     if not model.autoscaler and not observed.foreign_autoscalers:
         return wanted, max(1, wanted - spare)
     live = int(((observed.workload or {}).get("spec") or {}).get("replicas", wanted))

@@ -30,6 +30,7 @@ from quire_operator.status import (
     rollout,
     routing,
     scaling,
+    sharing,
     spot,
 )
 from quire_operator.status.accelerator_fit import RequestedAccelerator
@@ -38,6 +39,7 @@ from quire_operator.status.groups import GroupState
 from quire_operator.status.model_cache import DownloadState
 from quire_operator.status.pods import Failure, PodState
 from quire_operator.status.reasons import ConditionValue
+from quire_operator.status.sharing import TurnState
 
 Status = dict[str, Any]
 _UNSPECIFIED = RequestedAccelerator()
@@ -89,10 +91,12 @@ def compute_status(
     accelerator: RequestedAccelerator = _UNSPECIFIED,
     has_metrics_adapter: bool = True,
     has_gateway: bool = False,
+    turn: TurnState | None = None,
 ) -> Status:
     """The whole status. `problem`: why the desired state could not be applied. `available_revision`: the
     revision that this release would render for the same spec, where it is another one than the applied.
     `has_metrics_adapter`: Quire's own, which feeds autoscalers. `has_gateway`: one that asks its pods.
+    `turn`: of a model that shares an accelerator.
     """
     assessment = _assess(model, observed, now)
     serving = observed.in_role(names.ROLE_LEADER)
@@ -112,6 +116,7 @@ def compute_status(
         engine=engine,
         has_metrics_adapter=has_metrics_adapter,
         has_gateway=has_gateway,
+        turn=turn,
     )
     built = conditions.build(
         facts, generation=model.generation, old=old.get("conditions") or (), now=timestamp(now)
@@ -122,14 +127,11 @@ def compute_status(
         "url": model.url,
         "servedName": model.served_names[0],
         "selector": names.selector(model.name),
-        "replicas": assessment.rollout.replicas,
-        "desiredReplicas": assessment.rollout.wanted,
-        "readyReplicas": assessment.rollout.ready,
-        "updatedReplicas": assessment.rollout.updated,
-        "availableReplicas": assessment.rollout.available,
+        **_numbers(assessment.rollout),
         "loadingReplicas": facts.loading,
         **({"groups": groups.summary(assessment.groups)} if assessment.groups else {}),
         "scaling": scaling.summary(model, observed),
+        "sharing": sharing.summary(turn, old.get("sharing") or {}),
         "drainingReplicas": sum("deletionTimestamp" in pod["metadata"] for pod in serving.pods),
         "roles": disaggregation.summary({k: one.rollout for k, one in assessment.by_role.items()}),
         "model": loading | ({"sizes": sizes} if sizes else {}),
@@ -139,6 +141,16 @@ def compute_status(
         "conditions": built,
     }
     return {key: value for key, value in status.items() if value not in ({}, [])}
+
+
+def _numbers(rollout: RolloutState) -> Status:
+    return {
+        "replicas": rollout.replicas,
+        "desiredReplicas": rollout.wanted,
+        "readyReplicas": rollout.ready,
+        "updatedReplicas": rollout.updated,
+        "availableReplicas": rollout.available,
+    }
 
 
 def changes_without_event(status: Mapping[str, Any]) -> bool:
@@ -232,6 +244,7 @@ def _facts(
     engine: Mapping[str, Any],
     has_metrics_adapter: bool,
     has_gateway: bool,
+    turn: TurnState | None,
 ) -> Facts:
     """What the conditions follow from. `engine`: status.engine."""
     here, prefill = assessment.here, assessment.prefill
@@ -244,10 +257,12 @@ def _facts(
         if not state.scheduled
     ]
     refused = assessment.refused or (None if prefill is None else prefill.refused)
+    asleep = sharing.not_ready(turn, observed)
     return Facts(
         rollout=assessment.rollout,
         suspended=model.replicas == 0,
-        idle=scaling.is_idle(model, observed),
+        idle=scaling.is_idle(model, observed) or asleep is not None,
+        asleep=asleep,
         loading=sum(state.loading for state in here),
         downloading=sum(state.loading and state.downloading for state in here),
         pods=len(here) + len(workers) + len(of_prefill),
@@ -256,7 +271,11 @@ def _facts(
         failure=assessment.failure,
         problem=problem,
         scaling=_scaling(model, observed, assessment, now=now, has_metrics_adapter=has_metrics_adapter),
-        activator=scaling.activator(model, has_gateway=has_gateway),
+        activator=(
+            scaling.activator(model, has_gateway=has_gateway)
+            if turn is None
+            else sharing.activator(turn, has_gateway=has_gateway)
+        ),
         fits=fits,
         drain_fits=drain_fits,
         download=assessment.download,

@@ -74,7 +74,10 @@ def events(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[Event, ...]:
     complete = _condition(new, "RolloutComplete")
     if complete.get("reason") == SURGE_UNSCHEDULABLE != _condition(old, "RolloutComplete").get("reason"):
         found.append(Event(kind="Normal", reason=SURGE_UNSCHEDULABLE, note=str(complete.get("message", ""))))
+    state = (new.get("sharing") or {}).get("state")
     ready = _condition(new, "Ready")
+    if state in ("Asleep", "Waiting") and state != (old.get("sharing") or {}).get("state"):
+        found.append(Event(kind="Normal", reason=state, note=str(ready.get("message", ""))))
     if ready.get("status") == "True" and _condition(old, "Ready").get("status") != "True":
         found.append(Event(kind="Normal", reason="Ready", note=str(ready.get("message", ""))))
     return tuple(found)

@@ -153,3 +153,23 @@ def test_an_object_of_a_list_that_the_cache_cannot_take_is_reported_and_the_othe
     assert [name for name, why in reported] == ["bad"] and "RecursionError" in reported[0][1]
     assert cache.get("Service", "ns", "good") is not None
     assert listing.finish().owners == {Key("ns", "m")}
+
+
+def test_what_shares_an_accelerator_is_found_by_its_pool_until_it_leaves() -> None:
+    cache, pool = Cache(), Key("ns", "card")
+    member = {**thing(names.KIND), "spec": {"sharing": {"pool": "card"}}}
+    of_pod = {names.LABEL_NAME: "gone", names.LABEL_POOL: "card"}
+    cache.put(member)
+    cache.put(thing("Pod", "p", labels=of_pod))
+    cache.put(thing("Service", labels=of_pod))
+    assert [body["kind"] for body in cache.in_pool(pool)] == [names.KIND, "Pod"]
+    assert cache.pool_of(Key("ns", "m")) == "card" and cache.has_pool(pool)
+    assert cache.members(pool) == [Key("ns", "m")]
+
+    cache.put({**thing(names.KIND, version=2), "spec": {"sharing": {"pool": "other"}}})
+    assert [body["kind"] for body in cache.in_pool(pool)] == ["Pod"] and cache.members(pool) == []
+    assert cache.pool_of(Key("ns", "m")) == "other"
+    cache.remove(thing("Pod", "p", version=3))
+    assert not cache.has_pool(pool) and not list(cache.in_pool(pool))
+    cache.put({**thing(names.KIND, version=4), "spec": {"sharing": "card"}})
+    assert cache.pool_of(Key("ns", "m")) == ""

@@ -139,3 +139,31 @@ async def test_whatever_the_api_server_does_it_is_listed_again(
     monkeypatch.setattr(module, "_PAUSES", (0.01,))
     async with watched(Api(lists, watches)) as (demands, _):
         await until(lambda: M in demands)
+
+
+def taken(*renewals: float) -> dict[Key, float]:
+    """Since when M is waited for, after a Lease was seen at these times."""
+    times, waits = iter(renewals), dict[Key, float]()
+    clock = [0.0]
+    unasked: Any = None
+    watch = DemandWatch(unasked, "ns", {}, lambda _: None, lambda: clock[0], waits)
+    for clock[0] in times:
+        watch._on_event({"type": "MODIFIED", "object": lease()})
+        watch._on_event({"type": "DELETED", "object": lease()})
+    return waits
+
+
+def test_the_wait_goes_on_where_one_of_two_gateways_deletes_the_lease() -> None:
+    assert taken(NOW, NOW + 10, NOW + 40) == {M: NOW}
+
+
+def test_after_a_gap_it_is_waited_for_anew() -> None:
+    assert taken(NOW, NOW + 10, NOW + 41) == {M: NOW + 41}
+
+
+async def test_a_list_of_a_gateway_whose_clock_is_behind_forgets_no_renewal_that_was_seen() -> None:
+    late = lease(renewed=datetime.fromtimestamp(NOW - 500, UTC).isoformat())
+    api = Api([[], [late]], [[event("ADDED", late)], []])
+    async with watched(api) as (demands, changed):
+        await until(lambda: len(changed) == 2)
+        assert demands == {M: NOW}

@@ -25,6 +25,7 @@ BODIES = {
     "autoscaled": specs.AUTOSCALED,
     "idling": specs.IDLING,
     "sharded": specs.SHARDED,
+    "sharing": specs.SHARING,
     "grouped": specs.GROUPED,
     "grouped-gpus": specs.GROUPED_ON_GPUS,
     "sharded-gpus": specs.minimal(

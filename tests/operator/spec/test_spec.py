@@ -130,7 +130,7 @@ def test_an_object_of_another_kind_or_without_required_parts_is_refused(body: An
     refusal(body)
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(specs.random_bodies())
 def test_a_spec_round_trips_through_its_properties(body: specs.Body) -> None:
     model = spec.parse(body)

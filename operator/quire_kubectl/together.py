@@ -1,0 +1,70 @@
+"""``kubectl quire size --together`` as text: what each of several models needs of one accelerator, and
+whether the sum is within it.
+
+Pure; the arithmetic is ``quire_sizing``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from quire_sizing.memory import Accelerator, Need, Serving, Together, Verdict
+
+
+def text(
+    needs: Mapping[str, Need],
+    verdicts: Sequence[tuple[str, Accelerator, Together]],
+    serving: Serving,
+    notes: Sequence[str],
+) -> str:
+    """`verdicts`: by the name of the profile, empty for a memory that was given."""
+    rows: list[Sequence[str]] = [
+        ("MODEL", "WEIGHTS", "WORKING", "KV, ONE REQUEST", f"KV, {serving.max_num_seqs}")
+    ]
+    rows += [
+        (name, *(_gb(count) for count in (need.weights, need.workspace, need.request, need.requests)))
+        for name, need in needs.items()
+    ]
+    lines = [*columns(rows), ""]
+    for name, accelerator, verdict in verdicts:
+        lines += [
+            f"{name}: {_verdict(needs, accelerator, verdict, serving)}"
+            if name
+            else _verdict(needs, accelerator, verdict, serving)
+        ]
+    return "\n".join([*lines, *(f"Note: {line}" for line in notes)])
+
+
+def columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Aligned."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["   ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+
+
+def _verdict(needs: Mapping[str, Need], accelerator: Accelerator, verdict: Together, serving: Serving) -> str:
+    limit = f"{_gb(verdict.usable)} ({serving.utilization:.0%} of {_gb(accelerator.memory)})"
+    if verdict.verdict is Verdict.NOTHING:
+        return (
+            f"Does not fit together: one request of each needs {_gb(verdict.least)}, and {limit} may be "
+            f"used. "
+            "Take fewer bits or a shorter --max-model-len, or let them run in turns (spec.sharing)."
+        )
+    if verdict.verdict is Verdict.FITS:
+        shares = _percents({name: need.most for name, need in needs.items()}, accelerator)
+        return f"Fits together: all requests of each need {_gb(verdict.most)} of {limit}. {shares}"
+    shares = _percents({name: need.least for name, need in needs.items()}, accelerator)
+    return (
+        f"Fits together with fewer requests at once: one of each needs {_gb(verdict.least)}, all of them "
+        f"{_gb(verdict.most)}, of {limit}. {shares}"
+    )
+
+
+def _percents(bytes_of: Mapping[str, int], accelerator: Accelerator) -> str:
+    """The share that each is to be given."""
+    shares = [f"{name} {math.ceil(100 * count / accelerator.memory)}" for name, count in bytes_of.items()]
+    return f"memoryPercent at least: {', '.join(shares)}."
+
+
+def _gb(count: int) -> str:
+    return f"{count / 1e9:.1f} GB"
