@@ -13,41 +13,57 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Coroutine, Iterable, Iterator
+from collections.abc import Collection, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 import uvloop
+from opentelemetry.sdk.trace import TracerProvider
 from prometheus_client import disable_created_metrics
 
-from quire_gateway import informer, log
+from quire_gateway import informer
 from quire_gateway.activator import Activator
 from quire_gateway.app import Gateway
-from quire_gateway.attempt import Upstream
+from quire_gateway.attempt import ReplicaUpstream
+from quire_gateway.batch_proxy import BatchProxy
+from quire_gateway.classifier import Classifier
 from quire_gateway.client_limits import ClientLimiter
+from quire_gateway.delegation import Delegations
 from quire_gateway.demand_writer import DemandWriter
 from quire_gateway.dispatch import Dispatcher
+from quire_gateway.external_secrets import ExternalSecrets
+from quire_gateway.external_upstream import ExternalUpstream
 from quire_gateway.gateway_leases import GatewayLeases
 from quire_gateway.informer import Informer, Kind, Store
 from quire_gateway.kube_api import KubeApi
+from quire_gateway.limit_script import SCRIPT
+from quire_gateway.limit_store import LimitStore, LimitStoreError, read_url
 from quire_gateway.load_poller import LoadPoller
 from quire_gateway.log import AccessLog
 from quire_gateway.management import Management
 from quire_gateway.metrics import Metrics
 from quire_gateway.peers import Outbox, PeerReceiver, Peers, PeerSender
+from quire_gateway.public_addresses import CLUSTER_NETWORKS, AddressGuard
 from quire_gateway.relay import Relay
-from quire_gateway.replicas import LABEL_SERVICE, ReplicaTable
+from quire_gateway.replicas import LABEL_SERVICE, NewRouter, ReplicaTable
 from quire_gateway.request_signing import RequestSigner, SigningKeyError
 from quire_gateway.response_cache import ResponseCache
 from quire_gateway.routing.strategies import router_for
 from quire_gateway.routing_state import RoutingState
-from quire_gateway.settings import Settings, SettingsError
+from quire_gateway.settings import Settings
+from quire_gateway.shadow import ShadowTraffic
+from quire_gateway.shared_limits import SharedLimiter
 from quire_gateway.status_writer import StatusWriter
+from quire_gateway.store_events import StoreEvents
+from quire_gateway.tracing import Tracing
 from quire_gateway.usage_ledger import UsageLedger
 from quire_gateway.usage_writer import UsageWriter
+from quire_http import json_log, otlp
 from quire_http.drain import Drain, DrainLimits
+from quire_http.environ import SettingsError
 from quire_http.malloc import return_memory
 from quire_http.server import HttpServer, listen
+from quire_http.signed_token import TrustedKeys
 
 logger = logging.getLogger(__name__)
 
@@ -57,14 +73,17 @@ def main() -> int:
     try:
         settings = Settings.from_environ(os.environ)
         signer = RequestSigner(settings.signing_key) if settings.signing_key else None
+        if settings.limit_store_url is not None:
+            read_url(settings.limit_store_url)
         listener = listen(settings.host, settings.port)
-    except (SettingsError, SigningKeyError, OSError) as error:
+    except (SettingsError, SigningKeyError, LimitStoreError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)  # noqa: T201  # before there is a log
         return 2
-    log.configure(settings.log_level)
+    json_log.configure("gateway", settings.log_level)
     return_memory()
     disable_created_metrics()  # type: ignore[no-untyped-call]  # the library does not annotate it
     gc.freeze()  # what was imported stays: the collector need not walk it
+    gc.set_threshold(10_000)  # more objects than requests have that run at once: these end by themselves
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve(settings, listener, signer))
     return 0
@@ -77,6 +96,7 @@ def _informers(
         (informer.ENDPOINT_SLICES, table),
         (informer.LLM_ROUTES, state.routes),
         (informer.LLM_CLIENTS, state.clients),
+        (informer.LLM_EXTERNAL_BACKENDS, state.externals),
         (informer.LLM_DEPLOYMENTS, state.deployments),
     ]
     return [Informer(api, kind, store, namespace) for namespace in namespaces for kind, store in watched]
@@ -91,55 +111,125 @@ async def _serve(settings: Settings, listener: socket.socket, signer: RequestSig
     drain = Drain(DrainLimits(settings.drain_seconds, settings.pre_stop_seconds), time.monotonic)
     loop.add_signal_handler(signal.SIGTERM, drain.begin)
     outbox = Outbox()
-    new_router = functools.partial(
-        router_for,
-        chance=random.Random(),
-        seed=int.from_bytes(settings.seed[:8], "little"),
-        publish=outbox.publish if settings.peer_service else None,
-    )
+    new_router = _new_router(settings, outbox)
     table = ReplicaTable(settings.namespaces, settings.health_port, time.monotonic, new_router)
     metrics = Metrics(table)
     api = KubeApi(settings.kube_api, settings.service_account)
     state = RoutingState()
     informers = _informers(api, settings.namespaces, table, state)
-    upstream = Upstream(signer)
+    secrets = ExternalSecrets(settings.external_secrets_dir, settings.external_secrets)
+    upstream = ReplicaUpstream(signer)
     dispatcher = Dispatcher(table, state, settings.timeouts, require_keys=settings.require_keys)
     leases = GatewayLeases(state.changed.set, time.monotonic)
+    external = ExternalUpstream(AddressGuard(settings.external_networks), secrets, leases.num_live)
     ledger = UsageLedger(state.clients.get, time.time)
-    limiter = ClientLimiter(leases.num_live, ledger, time.monotonic)
+    local = ClientLimiter(leases.num_live, ledger, time.monotonic)
     is_in_cluster = bool(settings.pod_namespace and settings.pod_name)
+    place = settings.pod_namespace, settings.pod_name
+    store_events = StoreEvents(api, place, denies=settings.denies_without_store)
+    shared = _shared(settings, local, metrics, store_events)
     activator = Activator(table, state.deployments, metrics, leases.num_live, can_ask=is_in_cluster)
     management = Management(dispatcher, metrics, drain, informers, int(time.time()))
-    relay, cache = Relay(upstream, metrics, activator), ResponseCache(time.monotonic)
-    log_of_access = AccessLog(_write_line)
-    gateway = Gateway(dispatcher, relay, management, metrics, log_of_access, drain, limiter, cache)
+    relay, cache = Relay(upstream, external, metrics, activator), ResponseCache(time.monotonic)
+    classifier = Classifier(AddressGuard((*CLUSTER_NETWORKS, *settings.external_networks)), metrics)
+    shadow = ShadowTraffic(upstream, metrics, random.Random())
+    batch = _batch_proxy(settings, signer)
+    provider = _span_provider(settings)
+    tracing = None if provider is None else Tracing(provider.get_tracer("quire_gateway"))
+    parts = (dispatcher, relay, management, metrics, AccessLog(_write_line), drain, shared or local, cache)
+    gateway = Gateway(*parts, classifier, shadow, tracing, batch)
     age, on_refusal = settings.max_connection_age, metrics.connection_refused
     server = HttpServer(gateway, listener, max_connection_age=age, on_refusal=on_refusal)
-    serving = await server.start()
-    background = [loop.create_task(one.run()) for one in informers]
-    background.append(loop.create_task(LoadPoller(table).run()))
+    running: list[Coroutine[Any, Any, None]] = [one.run() for one in informers]
+    running.append(LoadPoller(table).run())
     if settings.peer_service:
-        background += [loop.create_task(one) for one in _peer_sync(settings, api, table, outbox)]
-    writer, usage, demands = None, None, None
-    writers: list[asyncio.Task[None]] = []
+        running += _peer_sync(settings, api, table, outbox)
+    if shared is not None:
+        running.append(shared.run())
+    writers: list[_Writer] = []
     if is_in_cluster:
-        watch = Informer(api, informer.LEASES, leases, settings.pod_namespace)
-        place = settings.pod_namespace, settings.pod_name
-        writer = StatusWriter(api, place, state, leases, table, metrics.rollouts)
-        usage = UsageWriter(api, state, ledger)
-        demands = DemandWriter(api, settings.pod_namespace, activator)
-        writers = [loop.create_task(one.run()) for one in (writer, usage, demands)]
-        background.append(loop.create_task(watch.run()))
-    await _run_until_drained(drain, server, serving, [*background, *writers])
-    for task in writers:
+        running.append(Informer(api, informer.LEASES, leases, settings.pod_namespace).run())
+        status = StatusWriter(api, place, state, leases, table, metrics.rollouts, secrets.problem)
+        writers = [
+            DemandWriter(api, settings.pod_namespace, activator),
+            UsageWriter(api, state, ledger),
+            store_events,
+            status,
+        ]
+    await _run(server, drain, running, writers)
+    for each in (shared, shadow, classifier, upstream, external, batch):
+        if each is not None:
+            await each.close()
+    if provider is not None:
+        otlp.close(provider)
+
+
+async def _run(
+    server: HttpServer, drain: Drain, running: Iterable[Coroutine[Any, Any, None]], writers: Sequence[_Writer]
+) -> None:
+    """Serve until the drain is over, with all that runs beside."""
+    serving = await server.start()
+    background = [asyncio.create_task(one) for one in running]
+    writing = [asyncio.create_task(one.run()) for one in writers]
+    await _run_until_drained(drain, server, serving, [*background, *writing])
+    await _end(writing)
+    for writer in writers:
+        await writer.close()  # while the informers run: they bring what other gateways write
+    await _end(background)
+
+
+class _Writer(Protocol):
+    """Writes objects of the API server until it is cancelled, and once more in `close`."""
+
+    async def run(self) -> None:
+        """Until cancelled."""
+
+    async def close(self) -> None:
+        """This gateway ends."""
+
+
+async def _end(tasks: Collection[asyncio.Task[None]]) -> None:
+    """Cancel tasks, and wait until they have ended."""
+    for task in tasks:
         task.cancel()
-    if writer is not None and usage is not None and demands is not None:
-        await demands.close()
-        await usage.close()  # while the informers run: they bring what other gateways write
-        await writer.close()
-    for task in background:
-        task.cancel()
-    await upstream.close()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _batch_proxy(settings: Settings, signer: RequestSigner | None) -> BatchProxy | None:
+    """The way to quire-batch, where there is one."""
+    if not settings.batch_url or signer is None or settings.public_keys is None:
+        return None
+    trusted = TrustedKeys(settings.public_keys, time.monotonic)
+    return BatchProxy(settings.batch_url, signer, Delegations(signer, trusted))
+
+
+def _span_provider(settings: Settings) -> TracerProvider | None:
+    """Exports spans, where there is a collector."""
+    if not settings.otlp_endpoint:
+        return None
+    resource = {"service.name": "quire-gateway"}
+    return otlp.provider_over_otlp(settings.otlp_endpoint, settings.trace_sample_ratio, resource)
+
+
+def _shared(
+    settings: Settings, local: ClientLimiter, metrics: Metrics, events: StoreEvents
+) -> SharedLimiter | None:
+    """The limits of all gateways together, where there is a store for them."""
+    if settings.limit_store_url is None:
+        return None
+    store = LimitStore(settings.limit_store_url, SCRIPT, settings.limit_store_seconds)
+    name = settings.pod_name or socket.gethostname()
+    denies = settings.denies_without_store
+    return SharedLimiter(local, store, metrics, name, denies=denies, changed=events.changed)
+
+
+def _new_router(settings: Settings, outbox: Outbox) -> NewRouter:
+    return functools.partial(
+        router_for,
+        chance=random.Random(),
+        seed=int.from_bytes(settings.seed[:8], "little"),
+        publish=outbox.publish if settings.peer_service else None,
+    )
 
 
 async def _run_until_drained(

@@ -45,9 +45,7 @@ class HoldError(AttemptError):
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """Who waits, and until when at most. ``is_open``: raises ApiError where the request would be refused
-    now.
-    """
+    """Who waits, and until when at most. ``is_open``: raises where the request is not to wait any more."""
 
     client: str
     stream: bool
@@ -106,7 +104,9 @@ class Activator:
     async def wait(
         self, exchange: HttpExchange, model: Model, held: Held, avoided: Collection[str] = ()
     ) -> Model:
-        """Returns the model when it is the request's turn. Raises HoldError, and what `exchange` raises."""
+        """Returns the model when it is the request's turn. Raises HoldError, and what `held.is_open` and
+        `exchange` raise.
+        """
         self._demand(model.place)
         self._refuse_beyond_limits(model, held)
         turn = asyncio.Event()
@@ -161,18 +161,21 @@ class Activator:
     async def _comment(self, exchange: HttpExchange, model: Model) -> None:
         if not exchange.started:
             await exchange.begin(200, _EVENTS, is_events=True)
-        seconds = demand.seconds_until_loaded(self._deployments.get(model.place))
+        seconds = self._seconds_until_loaded(model)
         about = "" if seconds is None else f", about {seconds} s left"
         await exchange.comment(f"waiting: the model is started{about}".encode())
 
     def _refused(self, model: Model, reason: str) -> HoldError:
-        seconds = demand.seconds_until_loaded(self._deployments.get(model.place)) or _UNKNOWN_LOAD_SECONDS
+        seconds = self._seconds_until_loaded(model) or _UNKNOWN_LOAD_SECONDS
         message = "The model is started and does not answer yet."
         if reason == HOLD_FULL:
             message = "The model is started; too many requests wait for it already."
         elif not self._may_sleep(model):
             message = "No pod is started for the requests of this model any more."
         return HoldError(reason, message, seconds)
+
+    def _seconds_until_loaded(self, model: Model) -> int | None:
+        return demand.seconds_until_loaded(self._deployments.get(model.place), time.time())
 
     def _may_sleep(self, model: Model) -> bool:
         return self._can_ask and demand.scales_to_zero(self._deployments.get(model.place))

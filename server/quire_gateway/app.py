@@ -7,23 +7,29 @@ up.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 
 from quire_gateway.accounting import Account
 from quire_gateway.attempt import UpstreamRequest
-from quire_gateway.client_limits import ClientLimiter
+from quire_gateway.batch_proxy import BatchProxy
+from quire_gateway.classifier import Classifier
+from quire_gateway.client_limits import Limiter
+from quire_gateway.delegation import BATCH_PRIORITY
 from quire_gateway.dispatch import Destination, Dispatcher
-from quire_gateway.llm_client import LLMClient
+from quire_gateway.llm_client import LLMClient, key_hash
 from quire_gateway.log import AccessLog
 from quire_gateway.management import Management, not_found
 from quire_gateway.metrics import Metrics
 from quire_gateway.openai import calls
 from quire_gateway.openai.calls import estimated_tokens, longest_answers
 from quire_gateway.relay import CACHE_HEADER, REQUEST_HEADERS, TOKENS_HEADER, USAGE_HEADER, Relay
-from quire_gateway.request_signing import Identity
+from quire_gateway.request_signing import NORMAL_PRIORITY, Identity
 from quire_gateway.response_cache import Recording, ResponseCache, cache_key
 from quire_gateway.routing.router import RequestFacts
+from quire_gateway.shadow import ShadowTraffic
+from quire_gateway.tracing import HEADERS as TRACE_HEADERS
+from quire_gateway.tracing import Tracing
 from quire_gateway.usage import Usage
 from quire_http.asgi import Receive, Scope, Send
 from quire_http.body_memory import BodyMemory
@@ -33,6 +39,9 @@ from quire_http.errors import ApiError, overloaded
 from quire_http.exchange import CutError, HttpExchange
 
 _MAX_VALUES = 1 << 18  # JSON values of a body
+_MEMORY_PER_BYTE = 2  # of a body until its answer ends: itself, and the texts of its prompt
+#: Each attempt has a context of its own, a child of the client's.
+_WITHOUT_TRACE = REQUEST_HEADERS - TRACE_HEADERS
 _MANAGEMENT = frozenset(("/healthz", "/readyz", "/metrics"))
 
 
@@ -46,8 +55,12 @@ class Gateway:
     metrics: Metrics
     access_log: AccessLog
     drain: Drain
-    limiter: ClientLimiter
+    limiter: Limiter
     cache: ResponseCache
+    classifier: Classifier
+    shadow: ShadowTraffic
+    tracing: Tracing | None = None  # None: no spans are made, and a client's context goes on as it is
+    batch: BatchProxy | None = None  # files, batches and jobs, where there is quire-batch
     body_memory: BodyMemory = field(default_factory=BodyMemory)
     clock: Callable[[], float] = time.monotonic
 
@@ -67,6 +80,8 @@ class Gateway:
             if method != "POST":
                 raise ApiError(405, f"{path} is for POST.", headers=(("allow", "POST"),))
             await self._relay(exchange)
+        elif self.batch is not None and self.batch.serves(exchange.scope):
+            await self._forward(exchange, self.batch)
         elif method not in ("GET", "HEAD"):
             raise not_found(path)
         elif path in _MANAGEMENT:
@@ -74,9 +89,28 @@ class Gateway:
         else:
             await self.management.get_models(exchange, self._authenticate(exchange))
 
+    async def _forward(self, exchange: HttpExchange, batch: BatchProxy) -> None:
+        """A request about files, batches or jobs, by the key of its client."""
+        self.drain.num_requests += 1
+        status, path = 0, exchange.scope["path"]
+        try:
+            client = self._client(exchange, digest := key_hash(_authorization(exchange)))
+            name = client.full_name if client is not None else ""
+            status = await batch.forward(exchange, name, digest)
+        except ApiError as error:
+            status = error.status
+            raise
+        finally:
+            self.drain.num_requests -= 1
+            facts = {"request_id": exchange.request_id, "path": path, "client": exchange.client}
+            self.access_log.request({**facts, "status": status})
+
     async def _relay(self, exchange: HttpExchange) -> None:
         path = exchange.scope["path"]
-        account = Account(path, exchange.request_id, self.metrics, self.access_log, self.clock)
+        span = None
+        if self.tracing is not None:
+            span = self.tracing.begin(path, exchange.request_id, exchange.scope["headers"])
+        account = Account(path, exchange.request_id, self.metrics, self.access_log, self.clock, span)
         self.drain.num_requests += 1
         error: Exception | None = None
         try:
@@ -97,44 +131,60 @@ class Gateway:
         account.client = client.full_name if client is not None else ""
         body = await exchange.body(_MAX_VALUES)
         call = calls.read(exchange.scope["path"], body)
+        exchange.shrink_body(_MEMORY_PER_BYTE * len(body))
+        if request_class := await self.classifier.classify(self.dispatcher.route(call.model, client), call):
+            call = replace(call, request_class=request_class)
         given = {name.decode("latin-1"): value.decode("latin-1") for name, value in exchange.scope["headers"]}
-        destination = self.dispatcher.destination(call, given, client)
+        is_line = self._delegated(exchange) is not None
+        destination = self._destination(call, given, client, is_line=is_line)
         account.model, account.stream = destination.model, call.stream
         account.deployment, account.arm = destination.replicas.name, destination.arm
+        account.route = destination.route
+        if account.span is not None:
+            account.span.describe(
+                destination.model,
+                {"gen_ai.request.stream": call.stream, "gen_ai.request.max_tokens": call.max_tokens},
+            )
         if destination.served_name != call.model:
             body = calls.with_model(body, call.model, destination.served_name)
-        headers = {name: value for name, value in given.items() if name in REQUEST_HEADERS}
+        passed = REQUEST_HEADERS if account.span is None else _WITHOUT_TRACE
+        headers = {name: value for name, value in given.items() if name in passed}
         headers |= {"x-request-id": exchange.request_id, USAGE_HEADER: "true"}
         account.prompt_tokens = estimated_tokens(call)
         if client is not None:
-            account.reservation = self.limiter.reserve(
+            account.reservation = await self.limiter.admit(
                 client, account.prompt_tokens, longest_answers(call), destination.prices
             )
             exchange.headers += account.reservation.headers()
-        identity = _identity(client)
-        is_resumable = call.stream and call.is_exact
-        if is_resumable:
-            headers[TOKENS_HEADER] = "true"
-        request = UpstreamRequest(
-            exchange.scope["path"], headers, body, call.stream, call.model, identity, is_resumable
-        )
+        identity = _identity(client, is_line=is_line)
+        request = _upstream_request(exchange.scope["path"], headers, body, call, identity, is_line=is_line)
         uid = client.uid if client is not None else ""
         if await self._answer_again(exchange, destination, request, uid, account, is_exact=call.is_exact):
             return
         salt = f"{identity.cache_scope}\0{call.cache_salt}"  # no client hits what another one has cached
         facts = RequestFacts(call.model, call.prompt, call.user, salt, exchange.scope["headers"])
+        self.shadow.copy(destination.shadow, request, facts, destination.served_name)
         work = self.relay.relay(
             exchange,
             destination,
             request,
             facts,
             account,
-            lambda: self.dispatcher.destination(call, given, self._authenticate(exchange)),
+            lambda: self._destination(call, given, self._authenticate(exchange), is_line=is_line),
         )
         await exchange.run(work, self.drain.cut)
         recording = account.recording
         if recording is not None and (answer := recording.answer) is not None:
             self.cache.put(recording.key, answer, destination.cache_seconds)
+
+    def _destination(
+        self, call: calls.Call, given: Mapping[str, str], client: LLMClient | None, *, is_line: bool
+    ) -> Destination:
+        """Where the request goes, as it is now. Raises ApiError where it is refused. The line of a batch can
+        wait: no canned text for 50,000 of them, and no other model's answer.
+        """
+        destination = self.dispatcher.destination(call, given, client)
+        return replace(destination, fallbacks=()) if is_line else destination
 
     async def _answer_again(
         self,
@@ -163,15 +213,50 @@ class Gateway:
         return True
 
     def _authenticate(self, exchange: HttpExchange) -> LLMClient | None:
-        """Whose request it is, before anything else of it is read."""
+        """Whose request it is, before anything else of it is read: by its key, or a line's delegation."""
+        delegated = self._delegated(exchange)
+        return self._client(exchange, key_hash(_authorization(exchange)) if delegated is None else delegated)
+
+    def _delegated(self, exchange: HttpExchange) -> str | None:
+        """The digest of the key for which the line of a batch is; None of a request of its client."""
+        if self.batch is None:
+            return None
+        return self.batch.delegations.key_hash(exchange.scope["headers"])
+
+    def _client(self, exchange: HttpExchange, digest: str) -> LLMClient | None:
         if not self.management.is_ready():
             raise overloaded("starting", "The gateway is starting; ask again.", RETRY_AFTER_SECONDS)
-        given = [value for name, value in exchange.scope["headers"] if name == b"authorization"]
-        client = self.dispatcher.client(given[0] if len(given) == 1 else b"")
+        client = self.dispatcher.client_of(digest, is_missing=not digest and not _authorization(exchange))
         exchange.client = client.full_name if client is not None else ""
         return client
 
 
-def _identity(client: LLMClient | None) -> Identity:
-    """What replicas take a client for: each has a cache of its own."""
-    return Identity() if client is None else Identity(client.full_name, cache_scope=client.full_name)
+def _authorization(exchange: HttpExchange) -> bytes:
+    given = [value for name, value in exchange.scope["headers"] if name == b"authorization"]
+    return bytes(given[0]) if len(given) == 1 else b""
+
+
+def _upstream_request(
+    path: str,
+    headers: dict[str, str],
+    body: bytes | bytearray,
+    call: calls.Call,
+    identity: Identity,
+    *,
+    is_line: bool,
+) -> UpstreamRequest:
+    """What is sent to a replica, and what may become of it there."""
+    is_resumable = call.stream and call.is_exact
+    if is_resumable:
+        headers = {**headers, TOKENS_HEADER: "true"}
+    # An answer in one piece has its first byte when all is computed; a line of a batch can wait.
+    is_hedgeable = call.stream and not call.pins_cache and not is_line
+    return UpstreamRequest(
+        path, headers, body, call.stream, call.model, identity, is_resumable, is_hedgeable=is_hedgeable
+    )
+
+
+def _identity(client: LLMClient | None, *, is_line: bool) -> Identity:
+    """What replicas take a client for: each has a cache of its own. Lines of batches come after requests."""
+    name = "" if client is None else client.full_name
+    return Identity(name, BATCH_PRIORITY if is_line else NORMAL_PRIORITY, name)

@@ -35,6 +35,6 @@ def conversation_key(*parts: str | Iterable[str]) -> bytes:
 
 
 def _score(target: Target, key: bytes) -> float:
-    digest = hashlib.blake2b(target.deployment.encode(), key=key, digest_size=8).digest()
+    digest = hashlib.blake2b(target.key.encode(), key=key, digest_size=8).digest()
     uniform = (int.from_bytes(digest) + 0.5) / _RANGE  # above 0 and below 1, or 1 by rounding
     return -target.weight / math.log(min(uniform, math.nextafter(1.0, 0.0)))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Any
 
 from quire_gateway.replicas import LABEL_MODEL
@@ -49,10 +50,12 @@ def timestamp() -> str:
 
 
 def scales_to_zero(deployment: Mapping[str, Any] | None) -> bool:
-    """Whether the operator stops the pods of this LLMDeployment while there are no requests, and starts one
-    for the Lease. KEDA has other ways.
+    """Whether the operator stops the pods of this LLMDeployment while there are no requests, or for another
+    one that shares its accelerator, and starts one for the Lease. KEDA has other ways.
     """
     spec = (deployment or {}).get("spec") or {}
+    if spec.get("sharing"):
+        return not spec.get("suspend") and spec.get("replicas") != 0
     scaling = spec.get("autoscaling") or {}
     idle = scaling.get("idle")
     if spec.get("suspend") or scaling.get("backend") in ("KEDA", "External") or scaling.get("fallback"):
@@ -68,12 +71,21 @@ def slots(deployment: Mapping[str, Any] | None) -> int:
     return int(engine.get("maxNumSeqs") or DEFAULT_SLOTS)
 
 
-def seconds_until_loaded(deployment: Mapping[str, Any] | None) -> int | None:
-    """By the status of an LLMDeployment: what is left of a load that goes on, else what the last one took;
-    None where neither is known.
+def seconds_until_loaded(deployment: Mapping[str, Any] | None, now: float) -> int | None:
+    """By the status of an LLMDeployment: what is left of a load that goes on, else what the last one took,
+    after its turn where it shares an accelerator; None where neither is known. `now`: in Unix time.
     """
-    model = ((deployment or {}).get("status") or {}).get("model") or {}
+    status = (deployment or {}).get("status") or {}
+    model = status.get("model") or {}
     for found in (model.get("etaSeconds"), model.get("lastLoadSeconds")):
         if isinstance(found, int) and found >= 0:
-            return max(1, found)
+            return max(1, found + _seconds_until_turn(status.get("sharing") or {}, now))
     return None
+
+
+def _seconds_until_turn(sharing: Mapping[str, Any], now: float) -> int:
+    try:
+        turn = datetime.fromisoformat(str(sharing.get("turnTime"))).timestamp()
+    except ValueError:
+        return 0
+    return max(0, round(turn - now)) if sharing.get("state") == "Waiting" else 0

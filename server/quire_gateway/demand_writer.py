@@ -13,12 +13,10 @@ import math
 import time
 from collections.abc import Iterable
 
-import aiohttp
-
 from quire_gateway import demand
 from quire_gateway.activator import Activator
 from quire_gateway.informer import LEASES
-from quire_gateway.kube_api import Connection, GoneError, KubeApi, KubeError, MissingError
+from quire_gateway.kube_api import FAILURES, Connection, KubeApi, MissingError
 from quire_gateway.routing_table import Place
 
 logger = logging.getLogger(__name__)
@@ -26,7 +24,6 @@ logger = logging.getLogger(__name__)
 _LOOK_SECONDS = 1.0
 _CLOSE_SECONDS = 3.0
 _APPLY_PATCH = "application/apply-patch+yaml"
-_FAILURES = (aiohttp.ClientError, KubeError, GoneError, TimeoutError, OSError)
 
 
 class DemandWriter:
@@ -75,7 +72,7 @@ class DemandWriter:
         try:
             await connection.send("PATCH", path, demand.lease(place, demand.timestamp()), _APPLY_PATCH)
             self._renewed_at[place] = time.monotonic()
-        except _FAILURES as error:
+        except FAILURES as error:
             logger.warning("cannot ask for a pod of %s/%s: %r", *place, error)
 
     async def _delete(self, connection: Connection, place: Place) -> None:
@@ -83,7 +80,7 @@ class DemandWriter:
             await connection.send("DELETE", f"{self._path}/{demand.lease_name(place)}")
         except MissingError:  # another gateway was first
             pass
-        except _FAILURES as error:
+        except FAILURES as error:
             logger.warning("cannot delete the Lease for %s/%s: %r", *place, error)
             return
         del self._renewed_at[place]

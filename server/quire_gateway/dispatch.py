@@ -6,15 +6,19 @@ the routing table and the replicas as they are now, without waiting for anything
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from quire_gateway import arms, rollout
+from quire_gateway.external_models import PREFIX, ExternalModels
 from quire_gateway.llm_client import LLMClient, key_hash
 from quire_gateway.llm_route import (
     DEFAULT_HOLD,
     DEFAULT_STRATEGY,
+    Fallback,
     Hold,
+    KillSwitch,
     LLMRoute,
     Prices,
     Rule,
@@ -26,11 +30,13 @@ from quire_gateway.replicas import Model, ReplicaTable
 from quire_gateway.retry_budget import RetryBudget
 from quire_gateway.rollout import Arm, StepKey
 from quire_gateway.routing_state import RoutingState
-from quire_gateway.routing_table import Place, RoutingTable
+from quire_gateway.routing_table import Place, RoutingTable, place_of
 from quire_gateway.settings import Timeouts
 from quire_http.errors import ApiError
 
 DEFAULT_ATTEMPTS = 3
+#: There is one endpoint, and nothing is to be learned of prompts for it.
+EXTERNAL_STRATEGY = Strategy("RoundRobin")
 
 Headers = Mapping[str, str]
 
@@ -52,6 +58,21 @@ class Destination:
     arm: Arm | None = None  # of the route's rollout
     cache_seconds: int = 0
     version: str = ""  # of the LLMDeployment, as far as it is known
+    kill_switch: KillSwitch | None = None  # with which the fallbacks answer alone
+    shadow: ShadowTarget | None = None
+    hedge_seconds: float | None = None  # after which another replica is asked beside a slow one
+    route: str = ""  # the LLMRoute, by its namespace and its name; empty where there is none
+
+
+@dataclass(frozen=True, slots=True)
+class ShadowTarget:
+    """What gets copies of requests, in percent."""
+
+    replicas: Model
+    served_name: str
+    timeouts: Timeouts
+    percent: int
+    max_in_flight: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,27 +83,39 @@ class Step:
     destination: Destination | None = None  # None: the same one
     halves_max_tokens: bool = False
     canned: str | None = None
+    only_on: tuple[str, ...] = ()  # the failures after which it is tried; empty: all
 
 
 class Dispatcher:
     """The decisions of one gateway."""
 
     def __init__(
-        self, replicas: ReplicaTable, state: RoutingState, timeouts: Timeouts, *, require_keys: bool = False
+        self,
+        replicas: ReplicaTable,
+        state: RoutingState,
+        timeouts: Timeouts,
+        *,
+        require_keys: bool = False,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._replicas = replicas
         self._state = state
         self._timeouts = timeouts
         self._require_keys = require_keys
+        self._externals = ExternalModels(clock)
         self._budgets: dict[tuple[str, int], RetryBudget] = {}  # by a route's UID and its percentage
 
     def client(self, authorization: bytes) -> LLMClient | None:
         """Whose key it is; None where keys are not required. Raises a 401 or a 403."""
+        return self.client_of(key_hash(authorization), is_missing=not authorization)
+
+    def client_of(self, digest: str, *, is_missing: bool) -> LLMClient | None:
+        """As `client`, of the digest of a key; ``is_missing``: there is none."""
         table = self._state.table
-        client = table.clients.get(key_hash(authorization))
+        client = table.clients.get(digest)
         if client is None:
             if self._require_keys or table.has_clients:
-                raise _unauthorized(is_missing=not authorization)
+                raise _unauthorized(is_missing=is_missing)
             return None
         if client.suspended:
             raise ApiError(403, "This client is suspended.", kind="permission_error", code="client_suspended")
@@ -93,10 +126,26 @@ class Dispatcher:
         names = {*self._state.table.routes, *(one.name for one in self._replicas.models())}
         return sorted(name for name in names if client is None or client.may_ask(name))
 
+    def names(self) -> tuple[set[str], set[str]]:
+        """Of all models, by whatever name, and of all clients."""
+        state, table = self._state, self._state.table
+        models = {*table.routes, *(name for _, name in self._replicas.places() | set(table.served_names))}
+        for route in {one.uid: one for one in table.routes.values()}.values():
+            models.update(route.deployments, route.shadows)
+        models |= {PREFIX + name for _, name in table.externals}
+        return models, {"/".join(place_of(body)) for body in state.clients.bodies()}
+
     def require(self, model: str, client: LLMClient | None) -> None:
         """Raise a 404 where a client cannot ask for a model."""
         if model not in self.models(client):
             raise self._not_found(model, client)
+
+    def route(self, model: str, client: LLMClient | None) -> LLMRoute | None:
+        """The route that has this name, if it is for the client and not switched off."""
+        route = self._state.table.routes.get(model)
+        if route is None or route.kill_switch.enabled or (client is not None and not client.may_ask(model)):
+            return None
+        return route
 
     def destination(self, call: Call, headers: Headers, client: LLMClient | None) -> Destination:
         """What the request goes to. Raises ApiError."""
@@ -121,66 +170,92 @@ class Dispatcher:
     def _by_route(
         self, table: RoutingTable, route: LLMRoute, call: Call, headers: Headers, client: LLMClient | None
     ) -> Destination:
-        if route.kill_switch.enabled:
-            no_retry = (("x-should-retry", "false"),)
-            raise ApiError(
-                503, route.kill_switch.message, kind="server_error", code="kill_switch", headers=no_retry
-            )
+        is_killed = route.kill_switch.enabled
+        if is_killed and route.kill_switch.mode == "Reject":
+            raise kill_switch_refusal(route.kill_switch.message)
         rule = next((one for one in route.rules if matches(one, call, headers)), None)
         if rule is None:
             message = (
                 f"No rule of the model {call.model!r} takes this request: its prompt is too long, or it "
-                "does not have the headers that they ask for."
+                "does not have the headers, the tools or the class that they ask for."
             )
             raise ApiError(400, message, code="no_matching_rule")
         targets, key = _with_rollout(route, rule)
         target = self._target(route, targets, call, headers, client) or targets[0]
-        destination = self._destination(table, route, call.model, target.deployment)
-        steps = tuple(self._steps(table, route, call.model))
-        version = self._version((route.namespace, target.deployment)) if route.cache_seconds else ""
+        destination = self._destination(table, route, call.model, target)
+        steps = self._steps(table, route, call.model)
+        if is_killed:
+            return replace(destination, fallbacks=tuple(steps), kill_switch=route.kill_switch)
+        seconds = 0 if target.external else route.cache_seconds
+        version = self._version((route.namespace, target.deployment)) if seconds else ""
         arm = None
         if key is not None and route.rollout is not None:
             arm = Arm(route.uid, key, target.deployment == route.rollout.deployment)
         return replace(
-            destination, fallbacks=steps, cache_seconds=route.cache_seconds, version=version, arm=arm
+            destination,
+            fallbacks=tuple(steps),
+            cache_seconds=seconds,
+            version=version,
+            arm=arm,
+            shadow=self._shadow(table, route, rule, call.model),
         )
+
+    def _shadow(self, table: RoutingTable, route: LLMRoute, rule: Rule, asked: str) -> ShadowTarget | None:
+        """What gets copies of requests by a rule."""
+        if rule.shadow is None:
+            return None
+        found = self._destination(table, route, asked, Target(rule.shadow.deployment))
+        shares = rule.shadow.percent, rule.shadow.max_in_flight
+        return ShadowTarget(found.replicas, found.served_name, found.timeouts, *shares)
 
     def _version(self, place: Place) -> str:
         """Changes with each change of an LLMDeployment."""
         metadata = (self._state.deployments.get(place) or {}).get("metadata") or {}
         return f"{metadata.get('uid')} {metadata.get('generation')}"
 
-    def _destination(self, table: RoutingTable, route: LLMRoute, asked: str, deployment: str) -> Destination:
+    def _destination(self, table: RoutingTable, route: LLMRoute, asked: str, target: Target) -> Destination:
         """A target of a route, which may have no replica."""
-        place = (route.namespace, deployment)
         reliability = route.reliability
         timeouts = replace(
             self._timeouts,
             first_byte=reliability.first_byte_seconds or self._timeouts.first_byte,
             idle=reliability.idle_seconds or self._timeouts.idle,
         )
+        place = (route.namespace, target.key)
+        served, charged = _served_name(table, place, target.deployment), route.prices
+        model: Model | None = self._replicas.at(place)
+        if (backend := table.externals.get((route.namespace, target.external))) is not None:
+            model = self._externals.of(backend, table.externals.values())
+            served, charged = backend.model, backend.prices
         return Destination(
             asked,
-            self._replicas.at(place) or self._replicas.without_replicas(place),
-            _served_name(table, place, deployment),
+            model or self._replicas.without_replicas(place),
+            served,
             self._budget(table, route),
             timeouts,
             reliability.attempts,
-            route.prices,
-            route.strategy,
+            charged,
+            EXTERNAL_STRATEGY if target.external else route.strategy,
             hold=route.hold,
+            hedge_seconds=reliability.hedge_seconds,
+            route=f"{route.namespace}/{route.name}",
         )
 
     def _steps(self, table: RoutingTable, route: LLMRoute, asked: str) -> Iterator[Step]:
-        """The fallbacks of a route."""
+        """The fallbacks of a route; with its kill switch on those that ask none of its targets."""
+        is_killed = route.kill_switch.enabled
+        killed = {target.key for rule in route.rules for target in rule.targets} if is_killed else set()
+        if is_killed and route.rollout is not None:
+            killed.add(route.rollout.deployment)
         for one in route.fallbacks:
             if one.canned is not None:
-                yield Step("canned", canned=one.canned)
+                yield Step("canned", canned=one.canned, only_on=one.only_on)
             elif one.halve_max_tokens:
-                yield Step("halved_max_tokens", halves_max_tokens=True)
-            else:
-                destination = self._destination(table, route, asked, one.deployment)
-                yield Step(f"deployment={one.deployment}", destination)
+                if not is_killed:
+                    yield Step("halved_max_tokens", halves_max_tokens=True, only_on=one.only_on)
+            elif (target := Target(one.deployment, external=one.external)).key not in killed:
+                destination = self._destination(table, route, asked, target)
+                yield Step(_step_name(one), destination, only_on=one.only_on)
 
     def _target(
         self,
@@ -191,7 +266,13 @@ class Dispatcher:
         client: LLMClient | None,
     ) -> Target | None:
         """The target that this conversation stays with, among those that there are."""
-        there = [one for one in targets if self._replicas.at((route.namespace, one.deployment))]
+        externals = self._state.table.externals
+        there = [
+            one
+            for one in targets
+            if (route.namespace, one.external) in externals
+            or self._replicas.at((route.namespace, one.deployment))
+        ]
         if len(there) < 2:
             return arms.choose(there, b"")
         session = headers.get(route.session_header) if route.session_header else None
@@ -218,16 +299,30 @@ def _with_rollout(route: LLMRoute, rule: Rule) -> tuple[tuple[Target, ...], Step
     if not percent:
         return rule.targets, None
     whole = sum(one.weight for one in rule.targets)
-    others = tuple(Target(one.deployment, one.weight * (100 - percent)) for one in rule.targets)
+    others = tuple(replace(one, weight=one.weight * (100 - percent)) for one in rule.targets)
     return (*others, Target(route.rollout.deployment, whole * percent)), key
 
 
 def matches(rule: Rule, call: Call, headers: Headers) -> bool:
     """Whether a rule is for a request."""
-    longest = rule.match.max_prompt_tokens
+    longest, tools, request_class = rule.match.max_prompt_tokens, rule.match.tools, rule.match.request_class
+    if tools not in (None, call.has_tools) or request_class not in ("", call.request_class):
+        return False
     if any(headers.get(name) != value for name, value in rule.match.headers):
         return False
     return longest is None or estimated_tokens(call) <= longest
+
+
+def kill_switch_refusal(message: str) -> ApiError:
+    """The answer of a route that is switched off."""
+    no_retry = (("x-should-retry", "false"),)
+    return ApiError(503, message, kind="server_error", code="kill_switch", headers=no_retry)
+
+
+def _step_name(fallback: Fallback) -> str:
+    if fallback.external:
+        return f"external={fallback.external}"
+    return f"deployment={fallback.deployment}"
 
 
 def _served_name(table: RoutingTable, place: Place, asked: str) -> str:

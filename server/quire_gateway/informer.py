@@ -15,10 +15,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import aiohttp
-
 from quire_gateway.gateway_leases import LABEL_ROLE, ROLE
-from quire_gateway.kube_api import Connection, GoneError, KubeApi, KubeError, MissingError
+from quire_gateway.kube_api import FAILURES, Connection, GoneError, KubeApi, MissingError
 from quire_gateway.replicas import LABEL_MODEL
 
 logger = logging.getLogger(__name__)
@@ -47,6 +45,7 @@ ENDPOINT_SLICES = Kind("discovery.k8s.io/v1", "endpointslices", LABEL_MODEL)
 LEASES = Kind("coordination.k8s.io/v1", "leases", f"{LABEL_ROLE}={ROLE}")
 LLM_ROUTES = Kind(GROUP_VERSION, "llmroutes", is_custom=True)
 LLM_CLIENTS = Kind(GROUP_VERSION, "llmclients", is_custom=True)
+LLM_EXTERNAL_BACKENDS = Kind(GROUP_VERSION, "llmexternalbackends", is_custom=True)
 LLM_DEPLOYMENTS = Kind(GROUP_VERSION, "llmdeployments", is_custom=True)
 
 
@@ -92,7 +91,7 @@ class Informer:
                     await self._watch(connection, version)
             except GoneError:
                 logger.info("the watch of %s in %s begins anew", self.kind.plural, self._namespace)
-            except (aiohttp.ClientError, KubeError, TimeoutError, OSError) as error:
+            except FAILURES as error:
                 if self.kind.is_custom and isinstance(error, MissingError):
                     self._has_listed.set()  # what was there stays: its deletion would have been an event
                     pause = _MISSING_PAUSE_SECONDS

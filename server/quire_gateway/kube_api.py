@@ -25,12 +25,12 @@ _CONNECT_SECONDS = 5
 _PAGE = "500"
 
 
-class GoneError(Exception):
-    """The version to watch from is too old: list again."""
-
-
 class KubeError(Exception):
     """The API server refused, or said what is no answer to the request."""
+
+
+class GoneError(KubeError):
+    """The version to watch from is too old: list again."""
 
 
 class MissingError(KubeError):
@@ -39,6 +39,10 @@ class MissingError(KubeError):
 
 class ConflictError(KubeError):
     """The object is newer than the version that was to be changed."""
+
+
+#: How requests to the API server fail: it refuses, is away or too slow, or the credentials are not there.
+FAILURES = (KubeError, aiohttp.ClientError, TimeoutError, OSError)
 
 
 @dataclass(frozen=True)
@@ -58,7 +62,7 @@ class KubeApi:
 
 
 class Connection:
-    """Requests to the API server. Raises aiohttp.ClientError, TimeoutError, GoneError and KubeError."""
+    """Requests to the API server. Raises FAILURES."""
 
     def __init__(self, session: aiohttp.ClientSession, url: str, token: Path) -> None:
         self._session = session

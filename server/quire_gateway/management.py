@@ -42,7 +42,7 @@ class Management:
             reason = "Draining" if self._drain.begun else self._missing()
             await exchange.json({"ok": not reason, "reason": reason}, 503 if reason else 200)
         else:
-            text, kind = self._metrics.exposition()
+            text, kind = self._metrics.exposition(*self._dispatcher.names())
             await exchange.whole(200, text, kind)
 
     async def get_models(self, exchange: HttpExchange, client: LLMClient | None) -> None:

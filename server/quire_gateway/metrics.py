@@ -6,14 +6,16 @@ Labels have the names of models that exist, and no text of a client's. Nothing i
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from quire_gateway.gone_series import GoneSeries
 from quire_gateway.replicas import ReplicaTable
 from quire_gateway.rollout import RolloutCounts
 from quire_gateway.usage import Usage
@@ -57,10 +59,22 @@ class Metrics:
             "Requests that no replica of their target answered, by what was tried next.",
             ["model", "step"],
         )
+        self._classifications = counter(
+            "gateway_classifications", "Questions to classifiers, by how they ended.", ["model", "outcome"]
+        )
+        self._shadow = counter(
+            "gateway_shadow_requests",
+            "Copies of requests for a deployment that clients do not see, by how they ended.",
+            ["model", "outcome"],
+        )
         self._refused = counter("gateway_connections_refused", "Connections that there was no room for.")
         self._in_flight = Gauge("gateway_requests_in_flight", "Requests that are relayed.", registry=registry)
         self._durations = _Durations(registry)
+        self._limit_store: _LimitStore | None = None
         registry.register(_Replicas(table, clock))
+        by_model = (self._picks, self._predictions, self._retries, self._resumed, self._cache_hits)
+        others = (self._fallbacks, self._classifications, self._shadow, *self._durations.all())
+        self._gone = GoneSeries((self._requests, self._tokens, *by_model, *others), clock)
 
     def begun(self) -> None:
         """A request is relayed."""
@@ -105,6 +119,14 @@ class Metrics:
         """No replica of the target answered, and this is tried."""
         self._fallbacks.labels(model, step).inc()
 
+    def classified(self, model: str, outcome: str) -> None:
+        """A classifier was asked."""
+        self._classifications.labels(model, outcome).inc()
+
+    def shadowed(self, model: str, outcome: str) -> None:
+        """A copy of a request has ended, or was not sent for lack of room."""
+        self._shadow.labels(model, outcome).inc()
+
     def held(self, model: str, change: int) -> None:
         """One request more, or less, waits for a model without pods."""
         self._durations.hold_seconds.labels(model, "timeout")  # so that a rate knows the first one
@@ -114,13 +136,46 @@ class Metrics:
         """A request was released, its time was over, or its client is gone."""
         self._durations.hold_seconds.labels(model, outcome).observe(seconds)
 
+    def limit_store(self, *, is_up: bool) -> None:
+        """There is a limit store, which answers or not."""
+        if self._limit_store is None:
+            self._limit_store = _LimitStore(self.registry)
+        self._limit_store.is_up.set(is_up)
+
+    def limit_store_lost(self) -> None:
+        """It answered before, or was not asked yet, and does not answer now."""
+        if self._limit_store is not None:
+            self._limit_store.losses.inc()
+
+    def limit_store_failed(self, reason: str) -> None:
+        """It did not answer, for this reason."""
+        if self._limit_store is not None:
+            self._limit_store.errors.labels(reason).inc()
+
     def connection_refused(self) -> None:
         """There was no room for a connection."""
         self._refused.inc()
 
-    def exposition(self) -> tuple[bytes, str]:
-        """The text of /metrics and its type."""
+    def exposition(self, models: Collection[str], clients: Collection[str]) -> tuple[bytes, str]:
+        """The text of /metrics and its type, without the series of names that are none of these any more."""
+        self._gone.drop({"model": models, "client": clients})
         return generate_latest(self.registry), CONTENT_TYPE_PLAIN_0_0_4
+
+
+class _LimitStore:
+    """Of gateways that have one."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.is_up = Gauge("gateway_limit_store_up", "Whether the limit store answers.", registry=registry)
+        self.losses = Counter(
+            "gateway_limit_store_losses", "How often the limit store was lost.", registry=registry
+        )
+        self.errors = Counter(
+            "gateway_limit_store_errors",
+            "Exchanges with the limit store that failed.",
+            ["reason"],
+            registry=registry,
+        )
 
 
 class _Durations:
@@ -152,6 +207,10 @@ class _Durations:
             ["model", "outcome"],
             buckets=_SECONDS,
         )
+
+    def all(self) -> tuple[MetricWrapperBase, ...]:
+        """Each."""
+        return self.ttft, self.seconds, self.held, self.hold_seconds
 
 
 class _Replicas(Collector):

@@ -1,15 +1,16 @@
-"""The status of LLMRoutes and LLMClients: what is accepted, what they refer to, who has applied them.
+"""The status of what the gateway reads: what is accepted, what it refers to, who has applied it.
 
 Pure: every gateway computes the same. A condition keeps its time while its status is the same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from quire_gateway import llm_client, llm_route, usage_ledger
+from quire_gateway import llm_client, llm_external_backend, llm_route, usage_ledger
 from quire_gateway.gateway_leases import Generations
+from quire_gateway.llm_external_backend import LLMExternalBackend
 from quire_gateway.llm_route import LLMRoute
 from quire_gateway.rollout import COMPLETED
 from quire_gateway.routing_table import Body, Place, RoutingTable, uid_of
@@ -37,15 +38,16 @@ def route_conditions(
         return [("Accepted", False, *rejection), ("Ready", False, *rejection)]
     route = llm_route.parse(body)
     places = {name: (route.namespace, name) for name in route.deployments}
-    missing = [name for name, place in places.items() if place not in known]
-    resolved: Condition = ("ResolvedRefs", True, "ResolvedRefs", "Every target exists.")
-    if missing:
-        message = f"There is no LLMDeployment {', '.join(missing)} in {route.namespace}."
-        resolved = ("ResolvedRefs", False, "DeploymentNotFound", message)
+    externals = {name for name in route.externals if (route.namespace, name) in table.externals}
+    resolved = _resolved(
+        route.namespace,
+        [one for one in dict.fromkeys((*places, *route.shadows)) if (route.namespace, one) not in known],
+        [name for name in route.externals if name not in externals],
+    )
     accepted: Condition = ("Accepted", True, "Accepted", "The names of its models are its own.")
     if rejection is not None:
         accepted = ("Accepted", False, *rejection)
-    has_replica = any(place in ready for place in places.values())
+    has_replica = bool(externals) or any(place in ready for place in places.values())
     rolled: list[Condition] = []
     if rollout:
         phase = str(rollout["phase"])
@@ -53,14 +55,40 @@ def route_conditions(
     return [accepted, resolved, *rolled, _route_ready(route, rejection, has_replica)]
 
 
+def _resolved(namespace: str, deployments: list[str], externals: list[str]) -> Condition:
+    """By the targets and fallbacks that do not exist."""
+    if deployments:
+        message = f"There is no LLMDeployment {', '.join(deployments)} in {namespace}."
+        return ("ResolvedRefs", False, "DeploymentNotFound", message)
+    if externals:
+        message = f"There is no LLMExternalBackend {', '.join(externals)} in {namespace}."
+        return ("ResolvedRefs", False, "ExternalBackendNotFound", message)
+    return ("ResolvedRefs", True, "ResolvedRefs", "Every target exists.")
+
+
 def _route_ready(route: LLMRoute, rejection: tuple[str, str] | None, has_replica: bool) -> Condition:
     if rejection is not None:
         return ("Ready", False, *rejection)
     if route.kill_switch.enabled:
-        return ("Ready", False, "KillSwitch", "Requests are refused: killSwitch.enabled is true.")
+        what = "The fallbacks answer" if route.kill_switch.mode == "Fallback" else "Requests are refused"
+        return ("Ready", False, "KillSwitch", f"{what}: killSwitch.enabled is true.")
     if not has_replica:
         return ("Ready", False, "NoReplica", "No target has a replica that is ready.")
     return ("Ready", True, "Ready", "A target has a replica that is ready.")
+
+
+def external_conditions(
+    body: Body, table: RoutingTable, key_problem: Callable[[LLMExternalBackend], tuple[str, str] | None]
+) -> list[Condition]:
+    """Those of an LLMExternalBackend. ``key_problem``: the reason why a gateway has no key for it."""
+    if (rejection := table.rejected.get(uid_of(body))) is not None:
+        return [("Accepted", False, *rejection), ("Ready", False, *rejection)]
+    accepted: Condition = ("Accepted", True, "Accepted", "Its spec can be used.")
+    problem = key_problem(llm_external_backend.parse(body))
+    if problem is not None:
+        return [accepted, ("ResolvedRefs", False, *problem), ("Ready", False, *problem)]
+    resolved: Condition = ("ResolvedRefs", True, "ResolvedRefs", "Its key is there, if it has one.")
+    return [accepted, resolved, ("Ready", True, "Ready", "Requests may be sent to it.")]
 
 
 def client_conditions(body: Body, table: RoutingTable, now: float) -> list[Condition]:

@@ -36,8 +36,9 @@ class _History:
 class OutlierDetection:
     """The replicas of one model, by their pods' UIDs. Those that never failed take no memory."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Callable[[], float], max_share: float = MAX_SHARE) -> None:
         self._clock = clock
+        self._max_share = max_share
         self._histories: dict[str, _History] = {}
         self.num_ejections = 0
 
@@ -76,7 +77,7 @@ class OutlierDetection:
         if history.until and not was_probe:
             return  # it was asked before it was ejected
         ejected = sum(self.is_ejected(one) for one in replicas if one != uid)
-        has_room = ejected + 1 <= MAX_SHARE * len(replicas)
+        has_room = ejected + 1 <= self._max_share * len(replicas)
         if (was_probe or history.failures >= CONSECUTIVE_FAILURES) and has_room:
             history.ejections += 1
             history.until = self._clock() + min(BASE_SECONDS * history.ejections, MAX_SECONDS)

@@ -1,52 +1,57 @@
 """Relays one request: chooses a replica, passes its answer on, and asks another one where it fails.
 
 Another replica is asked before the first byte of an answer, never the same one again, and only as often as
-the budget of retries allows. After the first byte another one goes on with a stream that is greedy or seeded;
-else a failure becomes one error event and the end of the stream, as the engine itself ends one. Bytes are
-passed on as they came.
+the budget of retries allows; where a route hedges, also beside one that is slow. After the first byte another
+one goes on with a stream that is greedy or seeded; else a failure becomes one error event and the end of the
+stream, as the engine itself ends one. Bytes are passed on as they came.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 import aiohttp
 import orjson
+from yarl import URL
 
 from quire_gateway.accounting import Account
-from quire_gateway.activator import Activator, Held, HoldError
-from quire_gateway.attempt import Attempt, AttemptError, Upstream, UpstreamRequest
-from quire_gateway.dispatch import Destination, Step
+from quire_gateway.activator import HOLD_FULL, Activator, Held, HoldError
+from quire_gateway.attempt import MAX_WHOLE_BYTES, Attempt, AttemptError, Upstream, UpstreamRequest
+from quire_gateway.attempt_plan import AttemptPlan
+from quire_gateway.dispatch import Destination, Step, kill_switch_refusal
 from quire_gateway.events import WholeEvents
+from quire_gateway.external_models import ExternalModel
+from quire_gateway.hedging import race
+from quire_gateway.llm_route import OVERLOAD, UNAVAILABLE
 from quire_gateway.metrics import Metrics
 from quire_gateway.openai import canned
-from quire_gateway.openai.calls import wants_usage, with_fields, with_half_the_tokens, with_model
+from quire_gateway.openai.calls import num_answers, wants_usage, with_fields, with_half_the_tokens, with_model
+from quire_gateway.openai.external import ExternalEvents
 from quire_gateway.outlier_detection import Verdict
 from quire_gateway.replicas import Model
-from quire_gateway.response_cache import Recording
+from quire_gateway.response_cache import Headers, Recording
 from quire_gateway.resumption import Resumption
 from quire_gateway.routing.router import Pick, RequestFacts, Router
+from quire_gateway.tracing import HEADERS as TRACE_HEADERS
+from quire_gateway.tracing import AttemptSpan
 from quire_gateway.usage import Usage, without_comment
 from quire_http.errors import ApiError, overloaded
 from quire_http.exchange import HttpExchange
 
 #: Of a request's headers those that go to a replica; the body's length and the request's id besides.
-REQUEST_HEADERS = frozenset(("accept", "content-type", "traceparent", "tracestate", "x-quire-token-timing"))
+REQUEST_HEADERS = frozenset(("accept", "content-type", *TRACE_HEADERS, "x-quire-token-timing"))
 #: Says that the answer is not what was asked for, and what was done instead.
 DEGRADED_HEADER = "x-quire-degraded"
 #: Says that an answer is given again.
 CACHE_HEADER = "x-quire-cache"
 #: Ask a replica for a stream's usage, and for the tokens of each event, in comments.
 USAGE_HEADER, TOKENS_HEADER = "x-quire-usage", "x-quire-token-ids"
-#: Of an answer's headers those that go to the client.
-RESPONSE_HEADERS = frozenset(
-    (
-        *("cache-control", "content-encoding", "content-type", "retry-after", "server-timing"),
-        *("x-accel-buffering", DEGRADED_HEADER),
-    )
-)
 #: Reasons of a 503 that say that the replica is well, but has no room now. Another one may have.
 REFUSALS = frozenset(
     (
@@ -54,21 +59,34 @@ REFUSALS = frozenset(
         *("too_many_connections", "draining", "deadline_exceeded"),
     )
 )
+#: Why there is a second attempt beside the first.
+HEDGE = "hedge"
 _RETRIED = frozenset((502, 503, 504))
+#: Failures for lack of room, after which `onlyOn` has Overload; after all others it has Unavailable.
+_OVERLOAD = REFUSALS | {HOLD_FULL, "rate_limited"}
 _RATE_LIMIT_HEADERS = "x-ratelimit-"
 _EVENTS = "text/event-stream"
 _MAX_USAGE_BYTES = 512
-_MAX_WHOLE_BYTES = 1 << 20  # a longer answer is passed on while it comes
 _RETRY_AFTER_SECONDS = 1
 
 
 class _Refusal(AttemptError):
     """A replica's own answer that another one may do better; kept, because it may be the last."""
 
-    def __init__(self, reason: str, response: aiohttp.ClientResponse, body: bytes) -> None:
+    def __init__(self, reason: str, response: aiohttp.ClientResponse, headers: Headers, body: bytes) -> None:
         super().__init__(reason, f"HTTP {response.status}")
         self.response = response
+        self.headers = headers
         self.body = body
+
+
+class _SwitchedOffError(AttemptError):
+    """The kill switch is on, and the fallbacks of this destination answer alone."""
+
+    def __init__(self, destination: Destination) -> None:
+        assert destination.kill_switch is not None
+        super().__init__("kill_switch", destination.kill_switch.message)
+        self.fallbacks = destination.fallbacks
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,17 +97,33 @@ class _Unanswered:
     tried: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """That of one replica, of which nothing is sent yet. ``resources``: end the attempt."""
+
+    choice: Pick
+    attempt: Attempt
+    response: aiohttp.ClientResponse
+    resources: AsyncExitStack
+
+    async def close(self) -> None:
+        """It is not needed."""
+        await self.resources.aclose()
+
+
 class Relay:
     """All that one gateway relays requests with."""
 
     def __init__(
         self,
         upstream: Upstream,
+        external: Upstream,
         metrics: Metrics,
         activator: Activator,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._upstream = upstream
+        self._external = external
         self._metrics = metrics
         self._activator = activator
         self._clock = clock
@@ -101,32 +135,46 @@ class Relay:
         request: UpstreamRequest,
         facts: RequestFacts,
         account: Account,
-        is_open: Callable[[], object],
+        current: Callable[[], Destination],
     ) -> None:
         """Answer the request, by a fallback where no replica of its destination does. Raises ApiError where
-        nothing does. ``is_open``: asked after a wait; raises ApiError where it would be refused then.
+        nothing does. ``current``: the destination that it would have now, asked when it has waited; raises
+        ApiError where it would be refused.
         """
         destination.retries.add_request()
         until = self._clock() + destination.hold.max_seconds
+        is_open = partial(_check_open, destination, current)
         held = Held(account.client, request.stream, len(request.body), destination.hold, until, is_open)
-        unanswered = await self._ask_awake(exchange, destination, request, facts, account, held)
-        for step in destination.fallbacks:
-            if unanswered is None:
-                return
+        unanswered: _Unanswered | None
+        if destination.kill_switch is None:
+            unanswered = await self._ask_awake(exchange, destination, request, facts, account, held)
+        else:
+            unanswered = _Unanswered(_SwitchedOffError(destination), ())
+        if unanswered is None:
+            return
+        original, steps = unanswered.failure, deque(destination.fallbacks)
+        if isinstance(original, _SwitchedOffError):
+            steps = deque(original.fallbacks)
+        while steps and unanswered is not None:
+            step = steps.popleft()
+            held = replace(held, is_open=partial(_check_open, destination, current, step))
             changed = _changed(request, destination, step)
-            if changed is None or (step.halves_max_tokens and isinstance(unanswered.failure, HoldError)):
+            if changed is None or not _applies(step, original):
+                continue
+            if not account.reprice((step.destination or destination).prices):
                 continue
             self._metrics.fell_back(destination.model, step.name)
-            account.fell_back = True
+            account.fallback = step.name
             account.recording = None  # of what was asked for
-            headers, exchange.headers = exchange.headers, [*exchange.headers, (DEGRADED_HEADER, step.name)]
-            if step.canned is not None:
-                await _send_canned(exchange, request, destination.model, step.canned, account)
-                return
-            target = step.destination or destination
-            unanswered = await self._ask_awake(exchange, target, changed, facts, account, held, unanswered)
-            if unanswered is not None:
-                exchange.headers = headers
+            with _degraded(exchange, step.name):
+                if step.canned is not None:
+                    await _send_canned(exchange, request, destination.model, step.canned, account)
+                    return
+                to = step.destination or destination
+                unanswered = await self._ask_awake(exchange, to, changed, facts, account, held, unanswered)
+            if unanswered is not None and isinstance(unanswered.failure, _SwitchedOffError):
+                open_still = {one.name for one in unanswered.failure.fallbacks}
+                steps = deque(one for one in steps if one.name in open_still)
         if unanswered is not None:
             await self._give_up(exchange, unanswered.failure, account)
 
@@ -145,15 +193,20 @@ class Relay:
         try:
             while True:
                 if avoided or self._activator.is_asleep(destination.replicas):
-                    model = await self._activator.wait(exchange, destination.replicas, held, avoided)
-                    destination = replace(destination, replicas=model)
+                    begun = self._clock()
+                    try:
+                        model = await self._activator.wait(exchange, destination.replicas, held, avoided)
+                    finally:
+                        account.held_seconds += self._clock() - begun
+                    # A pod that has just started is slow, and others wait for it.
+                    destination = replace(destination, replicas=model, hedge_seconds=None)
                 unanswered = await self._ask(exchange, destination, request, facts, account, before)
                 if unanswered is None or not self._activator.is_leaving(
                     destination.replicas, unanswered.failure
                 ):
                     return unanswered
                 before, avoided = unanswered, unanswered.tried
-        except HoldError as error:
+        except (HoldError, _SwitchedOffError) as error:
             return _Unanswered(error, () if before is None else before.tried)
 
     async def _ask(
@@ -168,29 +221,35 @@ class Relay:
         """Ask replicas until one answers; None once one did. ``before``: where it was asked for before, and
         replicas that have failed are asked last.
         """
-        model, retries = destination.replicas, destination.retries
+        model, failure = destination.replicas, None
         router = model.router(destination.strategy)
         account.deployment = model.name
-        failure: AttemptError | None = None
-        tried: list[str] = []
-        original, resumption = request, Resumption() if request.is_resumable else None
+        is_external = isinstance(model, ExternalModel)
+        original = request
+        resumption = Resumption() if request.is_resumable and not is_external else None
         avoided = () if before is None else before.tried
-        while len(tried) < destination.attempts:
-            candidates = model.candidates([*tried, *avoided]) or model.candidates(tried)
-            choice = router.pick(facts, candidates, self._clock())
-            if choice is None:
-                break
-            if failure is not None:
-                if not retries.take_retry():
-                    break
-                self._metrics.retried(model.name, failure.reason, is_resumed=account.has_begun)
-            self._metrics.picked(model.name, choice.reason)
-            tried.append(choice.replica.endpoint.uid)
-            account.replicas.append(choice.replica.endpoint.uid)
+        plan = AttemptPlan(model, router, facts, destination.retries, destination.attempts, avoided)
+
+        async def start(choice: Pick, reason: str) -> _Answer:
+            async with AsyncExitStack() as stack:
+                attempt = self._attempt_at(destination, choice, reason, account)
+                await stack.enter_async_context(attempt)
+                response = await self._response(exchange, attempt, request, account)
+                return _Answer(choice, attempt, response, stack.pop_all())
+
+        def hedge() -> Coroutine[Any, Any, _Answer] | None:
+            choice = plan.hedge(self._clock())
+            return None if choice is None else start(choice, HEDGE)
+
+        while (choice := plan.next(self._clock())) is not None:
+            is_first = failure is None and not exchange.started and not is_external
+            seconds = destination.hedge_seconds if is_first and request.is_hedgeable else None
+            first = start(choice, "" if failure is None else failure.reason)
             try:
-                async with Attempt(self._upstream, model, choice.replica, destination.timeouts) as attempt:
-                    await self._attempt(exchange, attempt, request, account, resumption)
-                self._learn(model, router, choice, account)
+                answer = await (first if seconds is None else race(first, seconds, hedge))
+                async with answer.resources:
+                    await self._pass_on(exchange, answer, request, account, resumption)
+                self._learn(model, router, answer.choice, account)
                 return None
             except AttemptError as error:
                 failure = error
@@ -200,11 +259,22 @@ class Relay:
                     if (resume := resumption.resume) is not None:
                         request = replace(original, body=with_fields(original.body, resume=resume))
         if account.has_begun and failure is not None:
-            account.broken = str(failure)
+            account.breaks(failure.reason, str(failure))
             await exchange.error(_error_of(failure))
             return None
         last = before.failure if failure is None and before is not None else failure
-        return _Unanswered(last, (*avoided, *tried))
+        return _Unanswered(last, (*avoided, *plan.tried))
+
+    def _attempt_at(self, destination: Destination, choice: Pick, reason: str, account: Account) -> Attempt:
+        """An attempt that begins. ``reason``: why there is one, empty for the first."""
+        model, uid = destination.replicas, choice.replica.endpoint.uid
+        if reason:
+            self._metrics.retried(model.name, reason, is_resumed=account.has_begun)
+        self._metrics.picked(model.name, choice.reason)
+        account.replicas.append(uid)
+        upstream = self._external if isinstance(model, ExternalModel) else self._upstream
+        span = _span_of(account, destination, choice, reason)
+        return Attempt(upstream, model, choice.replica, destination.timeouts, span=span)
 
     def _learn(self, model: Model, router: Router, choice: Pick, account: Account) -> None:
         """Compare what was expected of the replica's cache with what the answer says."""
@@ -214,19 +284,12 @@ class Relay:
             if cached is not None:
                 router.answered(choice, cached)
 
-    async def _attempt(
-        self,
-        exchange: HttpExchange,
-        attempt: Attempt,
-        request: UpstreamRequest,
-        account: Account,
-        resumption: Resumption | None,
-    ) -> None:
-        """Pass one replica's answer on. Raises AttemptError where nothing of it was sent, or another replica
-        can go on with it.
-        """
+    async def _response(
+        self, exchange: HttpExchange, attempt: Attempt, request: UpstreamRequest, account: Account
+    ) -> aiohttp.ClientResponse:
+        """The head of one replica's answer. Raises AttemptError where another one may do better."""
         response = await attempt.ask(request)
-        goes_on = response.status == 200 and response.content_type == _EVENTS
+        goes_on = _goes_on(response)
         if account.has_begun and not goes_on and response.status not in _RETRIED:
             raise AttemptError("resume_refused", f"it does not go on: HTTP {response.status}")
         if response.status in _RETRIED:
@@ -236,33 +299,118 @@ class Relay:
                 attempt.verdict = Verdict.UNKNOWN
             else:
                 reason = f"http_{response.status}"
-            raise _Refusal(reason, response, body)
-        length = _MAX_WHOLE_BYTES + 1 if response.content_length is None else response.content_length
+            raise _Refusal(reason, response, _kept(attempt, response, exchange), body)
+        return response
+
+    async def _pass_on(
+        self,
+        exchange: HttpExchange,
+        answer: _Answer,
+        request: UpstreamRequest,
+        account: Account,
+        resumption: Resumption | None,
+    ) -> None:
+        """Pass one replica's answer on. Raises AttemptError where nothing of it was sent, or another replica
+        can go on with it.
+        """
+        attempt, response = answer.attempt, answer.response
+        goes_on = _goes_on(response)
+        length = MAX_WHOLE_BYTES + 1 if response.content_length is None else response.content_length
         if exchange.started and not goes_on:
             await _send_as_event(exchange, response.status, await attempt.read_whole(), account)
-        elif length <= _MAX_WHOLE_BYTES and not exchange.started:
+        elif length <= MAX_WHOLE_BYTES and not exchange.started:
             body = await attempt.read_whole()
             account.answer_begins(response.status)
             account.read_usage(body)
-            await _send_whole(exchange, response, body, account.recording)
+            await _send_whole(exchange, response, body, _kept(attempt, response, exchange), account.recording)
         else:
-            await _stream(exchange, attempt, response, account, resumption)
+            events = _events_of(attempt, response, request)
+            await _stream(exchange, attempt, response, account, events, resumption)
 
     async def _give_up(self, exchange: HttpExchange, failure: AttemptError | None, account: Account) -> None:
         """The last answer that there was, or an error of ours."""
         if isinstance(failure, _Refusal) and exchange.started:
             await _send_as_event(exchange, failure.response.status, failure.body, account)
             return
-        if isinstance(failure, HoldError):
-            raise overloaded(failure.reason, str(failure), failure.retry_after)
         if isinstance(failure, _Refusal):
             account.answer_begins(failure.response.status)
-            await _send_whole(exchange, failure.response, failure.body, None)
+            await _send_whole(exchange, failure.response, failure.body, failure.headers, None)
             return
         if failure is None:
             raise overloaded("no_replica", "No replica of this model is ready.", _RETRY_AFTER_SECONDS)
-        account.broken = str(failure)
+        if (refusal := _refusal_of(failure)) is not None:
+            raise refusal
+        account.breaks(failure.reason, str(failure))
         raise _error_of(failure)
+
+
+def _goes_on(response: aiohttp.ClientResponse) -> bool:
+    """Whether an answer is a stream of events, as one that has begun is."""
+    return response.status == 200 and response.content_type == _EVENTS
+
+
+def _span_of(account: Account, destination: Destination, choice: Pick, reason: str) -> AttemptSpan | None:
+    """The span of an attempt, the next one of its request."""
+    if account.span is None:
+        return None
+    number, model, endpoint = len(account.replicas), destination.replicas, choice.replica.endpoint
+    url = URL(endpoint.url, encoded=True)
+    return account.span.attempt(
+        destination.served_name,
+        {
+            "server.address": url.host,
+            "server.port": url.port,
+            "http.request.resend_count": number - 1 or None,
+            "quire.retry.reason": reason or None,
+            "quire.deployment": model.audience,
+            "quire.replica": endpoint.uid,
+            "quire.pick.reason": choice.reason,
+            "quire.resumed": account.has_begun or None,
+        },
+    )
+
+
+@contextmanager
+def _degraded(exchange: HttpExchange, step: str) -> Iterator[None]:
+    """An answer that begins within it says which step it is by, and none that begins afterwards."""
+    headers, exchange.headers = exchange.headers, [*exchange.headers, (DEGRADED_HEADER, step)]
+    try:
+        yield
+    finally:
+        exchange.headers = headers
+
+
+def _with_own_degradation(exchange: HttpExchange, headers: Headers) -> Headers:
+    """The headers of an answer to begin: what a replica says of it is said after the step, in one header."""
+    others = [(name, value) for name, value in exchange.headers if name != DEGRADED_HEADER]
+    steps = [value for name, value in exchange.headers if name == DEGRADED_HEADER]
+    said = [value for name, value in headers if name == DEGRADED_HEADER.encode()]
+    if not steps or not said:
+        return headers
+    exchange.headers = [
+        *others,
+        (DEGRADED_HEADER, ", ".join((*steps, *(one.decode("latin-1") for one in said)))),
+    ]
+    return tuple(one for one in headers if one[0] != DEGRADED_HEADER.encode())
+
+
+def _check_open(begun: Destination, current: Callable[[], Destination], step: Step | None = None) -> None:
+    """Raise _SwitchedOffError where a kill switch came on while the request waits for its target, or for a
+    fallback that it takes away; and the ApiError of ``current``.
+    """
+    now = current()
+    if now.kill_switch is None or (step is None and begun.kill_switch is not None):
+        return
+    if step is None or all(one.name != step.name for one in now.fallbacks):
+        raise _SwitchedOffError(now)
+
+
+def _applies(step: Step, failure: AttemptError | None) -> bool:
+    """Whether a fallback is for this failure of the target; None: it had no replica."""
+    if step.halves_max_tokens and isinstance(failure, HoldError):
+        return False
+    is_overload = failure is not None and failure.reason in _OVERLOAD
+    return not step.only_on or (OVERLOAD if is_overload else UNAVAILABLE) in step.only_on
 
 
 def _changed(request: UpstreamRequest, destination: Destination, step: Step) -> UpstreamRequest | None:
@@ -306,14 +454,18 @@ async def _send_as_event(exchange: HttpExchange, status: int, body: bytes, accou
 
 
 async def _send_whole(
-    exchange: HttpExchange, response: aiohttp.ClientResponse, body: bytes, recording: Recording | None
+    exchange: HttpExchange,
+    response: aiohttp.ClientResponse,
+    body: bytes,
+    kept: Headers,
+    recording: Recording | None,
 ) -> None:
-    headers = ((b"content-length", b"%d" % len(body)), *_kept(response, exchange))
+    headers = ((b"content-length", b"%d" % len(body)), *kept)
     if recording is not None:
         recording.begin(response.status, headers)
         recording.add(body)
         recording.is_whole = True
-    await exchange.begin(response.status, headers)
+    await exchange.begin(response.status, _with_own_degradation(exchange, headers))
     await exchange.end(body)
 
 
@@ -322,24 +474,26 @@ async def _stream(
     attempt: Attempt,
     response: aiohttp.ClientResponse,
     account: Account,
+    events: WholeEvents | None,
     resumption: Resumption | None,
 ) -> None:
     """Pass an answer on while it comes. Raises AttemptError where it fails before its first byte, and where
     another replica can go on with it.
     """
     data = await attempt.read()
-    events = WholeEvents() if response.content_type == _EVENTS else None
+    filtered = events if isinstance(events, ExternalEvents) else resumption
     tail = b""  # in which a usage may begin that the next bytes end
     recording = account.recording
     if not account.has_begun:
         account.answer_begins(response.status)
-        headers = tuple(_kept(response, exchange))
+        headers = _kept(attempt, response, exchange)
         if recording is not None:
             recording.begin(response.status, headers)
     if not exchange.started:
+        headers = _with_own_degradation(exchange, headers)
         await exchange.begin(response.status, headers, is_events=events is not None)
     if events is None:
-        resumption = None
+        filtered = None
     try:
         while data:
             whole = events.add(data) if events else data
@@ -347,8 +501,8 @@ async def _stream(
             if events:
                 account.num_events += whole.count(b"\n\n")
                 whole, fault = without_comment(whole), ""
-                if resumption is not None:
-                    whole, fault = resumption.take(whole)
+                if filtered is not None:
+                    whole, fault = filtered.take(whole)
                 if whole:
                     await exchange.part(whole)
                 if recording is not None:
@@ -359,31 +513,47 @@ async def _stream(
                 tail = (tail + whole)[-_MAX_USAGE_BYTES:]
                 await exchange.part(whole)
             data = await attempt.read()
+        rest = events.rest() if events else b""
+        if isinstance(events, ExternalEvents) and not events.is_finished:
+            raise attempt.failed("cut", "the answer ends without an end")
     except AttemptError as error:
-        if resumption is not None and resumption.is_finished:
-            await exchange.end(b"" if resumption.is_done else b"data: [DONE]\n\n")
+        if filtered is not None and filtered.is_finished:
+            await exchange.end(b"" if filtered.is_done else b"data: [DONE]\n\n")
             return
-        if resumption is not None:
+        if isinstance(filtered, Resumption):
             raise
-        account.broken = str(error)
+        account.breaks(error.reason, str(error))
         await exchange.error(_error_of(error))
         return
-    rest = events.rest() if events else b""
     if recording is not None and events is not None:
         recording.add(rest)
         recording.is_whole = True
     await exchange.end(rest)
 
 
-def _kept(response: aiohttp.ClientResponse, exchange: HttpExchange) -> list[tuple[bytes, bytes]]:
-    """The headers that go to the client. Limits of its own are reported in place of the replica's."""
-    has_own = any(name.startswith(_RATE_LIMIT_HEADERS) for name, _ in exchange.headers)
+def _events_of(
+    attempt: Attempt, response: aiohttp.ClientResponse, request: UpstreamRequest
+) -> WholeEvents | None:
+    """What finds the events of an answer; None of one that is no stream."""
+    if response.content_type != _EVENTS:
+        return None
+    if isinstance(attempt.model, ExternalModel):
+        return ExternalEvents(keeps_usage=wants_usage(request.body), num_answers=num_answers(request.body))
+    return WholeEvents()
+
+
+def _kept(attempt: Attempt, response: aiohttp.ClientResponse, exchange: HttpExchange) -> Headers:
+    """The headers that go to the client. Limits of its own are reported in place of the replica's; an
+    external backend's are of the gateway's account there.
+    """
+    is_external = isinstance(attempt.model, ExternalModel)
+    has_own = is_external or any(name.startswith(_RATE_LIMIT_HEADERS) for name, _ in exchange.headers)
     kept = []
     for name, value in response.raw_headers:
         lower = name.decode("latin-1").lower()
-        if lower in RESPONSE_HEADERS or (lower.startswith(_RATE_LIMIT_HEADERS) and not has_own):
+        if lower in attempt.response_headers or (lower.startswith(_RATE_LIMIT_HEADERS) and not has_own):
             kept.append((lower.encode("latin-1"), value))
-    return kept
+    return tuple(kept)
 
 
 def _code_of(body: bytes) -> str:
@@ -392,6 +562,17 @@ def _code_of(body: bytes) -> str:
         return str(orjson.loads(body)["error"]["code"])
     except (ValueError, KeyError, TypeError):
         return ""
+
+
+def _refusal_of(failure: AttemptError) -> ApiError | None:
+    """The error of a failure after which nothing was asked, or that is for lack of room."""
+    if isinstance(failure, HoldError):
+        return overloaded(failure.reason, str(failure), failure.retry_after)
+    if isinstance(failure, _SwitchedOffError):
+        return kill_switch_refusal(str(failure))
+    if failure.reason == "rate_limited":
+        return overloaded("rate_limited", "The backend that answers has no room.", _RETRY_AFTER_SECONDS)
+    return None
 
 
 def _error_of(failure: AttemptError) -> ApiError:

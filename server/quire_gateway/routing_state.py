@@ -1,4 +1,4 @@
-"""The LLMRoutes, LLMClients and LLMDeployments of the watched namespaces, and the table that they give.
+"""The objects of the watched namespaces that requests are routed by, and the table that they give.
 
 The informers fill it. The table is resolved when it is asked for after a change, so that a request after a
 change never sees the table from before. Knows no connection.
@@ -59,13 +59,15 @@ class RoutingState:
         self.routes = ObjectStore(self._invalidate, "rollout")
         self.clients = ObjectStore(self._invalidate)
         self.deployments = ObjectStore(self._invalidate)
+        self.externals = ObjectStore(self._invalidate)
         self._table: RoutingTable | None = None
 
     @property
     def table(self) -> RoutingTable:
         """The table of the objects of now; the same one until an object changes."""
         if self._table is None:
-            self._table = resolve(self.routes.bodies(), self.clients.bodies(), self.deployments.bodies())
+            stores = (self.routes, self.clients, self.deployments, self.externals)
+            self._table = resolve(*(one.bodies() for one in stores))
         return self._table
 
     def _invalidate(self) -> None:

@@ -11,8 +11,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from quire_gateway import llm_client, llm_route
+from quire_gateway import llm_client, llm_external_backend, llm_route
 from quire_gateway.llm_client import LLMClient
+from quire_gateway.llm_external_backend import LLMExternalBackend
 from quire_gateway.llm_route import LLMRoute, ObjectError
 
 Body = Mapping[str, Any]
@@ -26,11 +27,17 @@ class RoutingTable:
     routes: Mapping[str, LLMRoute] = field(default_factory=dict)  # by the name of a model
     clients: Mapping[str, LLMClient] = field(default_factory=dict)  # by the digest of a key
     has_clients: bool = False
+    externals: Mapping[Place, LLMExternalBackend] = field(default_factory=dict)
     served_names: Mapping[Place, tuple[str, ...]] = field(default_factory=dict)  # of LLMDeployments
     rejected: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
 
-def resolve(routes: Iterable[Body], clients: Iterable[Body], deployments: Iterable[Body]) -> RoutingTable:
+def resolve(
+    routes: Iterable[Body],
+    clients: Iterable[Body],
+    deployments: Iterable[Body],
+    externals: Iterable[Body] = (),
+) -> RoutingTable:
     """The table of all objects."""
     rejected: dict[str, tuple[str, str]] = {}
     bodies = list(clients)
@@ -38,6 +45,7 @@ def resolve(routes: Iterable[Body], clients: Iterable[Body], deployments: Iterab
         routes=_routes(routes, rejected),
         clients=_clients(bodies, rejected),
         has_clients=bool(bodies),
+        externals=_externals(externals, rejected),
         served_names={place_of(body): _served_names(body) for body in deployments},
         rejected=rejected,
     )
@@ -79,6 +87,18 @@ def _clients(bodies: Iterable[Body], rejected: dict[str, tuple[str, str]]) -> di
         else:
             taken.update(dict.fromkeys(client.key_hashes, client))
     return taken
+
+
+def _externals(
+    bodies: Iterable[Body], rejected: dict[str, tuple[str, str]]
+) -> dict[Place, LLMExternalBackend]:
+    found = {}
+    for body in bodies:
+        try:
+            found[place_of(body)] = llm_external_backend.parse(body)
+        except ObjectError as error:
+            rejected[uid_of(body)] = ("Unreadable", str(error))
+    return found
 
 
 def _served_names(body: Body) -> tuple[str, ...]:

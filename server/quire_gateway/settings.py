@@ -7,14 +7,18 @@ import math
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from ipaddress import ip_network
 from pathlib import Path
+from urllib.parse import urlsplit
+
+import orjson
+
+from quire_gateway.external_secrets import MountedSecret
+from quire_gateway.public_addresses import Network
+from quire_http.environ import EnvironReader, SettingsError
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-
-
-class SettingsError(Exception):
-    """A variable is missing, or its value cannot be used."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,18 +45,28 @@ class Settings:
     pod_namespace: str = ""  # where its Lease is; empty: it has none, and writes no status
     pod_name: str = ""
     signing_key: Path | None = None  # none: requests are not signed
+    batch_url: str = ""  # of quire-batch; empty: there is none
+    public_keys: Path | None = None  # the directory with the signing key's public one, and those before it
     health_port: int = 8001  # of the replicas, where a Service has no port of the name `health`
     timeouts: Timeouts = Timeouts()
     drain_seconds: float = 120.0
     pre_stop_seconds: float = 0.0
     max_connection_age: float = math.inf
+    limit_store_url: Path | None = None  # a file; none: limits are shares
+    limit_store_seconds: float = 0.05  # that an exchange with it may take
+    denies_without_store: bool = False  # requests of clients with limits, while the store does not answer
     require_keys: bool = False  # also where there is no LLMClient
+    external_secrets: tuple[MountedSecret, ...] = ()
+    external_secrets_dir: Path = Path("/etc/quire/external")  # a directory each
+    external_networks: tuple[Network, ...] = ()  # that are not public, and external backends may be in
+    otlp_endpoint: str = ""  # of a collector for traces; empty: none are made
+    trace_sample_ratio: float = 1.0  # of the traces that begin here
     log_level: str = "info"
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> Settings:
         """Read the environment. Raises SettingsError."""
-        read = _Reader(environ)
+        read = EnvironReader(environ)
         level = read.text("LOG_LEVEL", cls.log_level)
         if level not in LOG_LEVELS:
             raise SettingsError(f"QUIRE_LOG_LEVEL={level!r}: use one of {', '.join(LOG_LEVELS)}")
@@ -68,6 +82,13 @@ class Settings:
             raise SettingsError(
                 "QUIRE_GATEWAY_PEER_SERVICE needs QUIRE_GATEWAY_SEED, a secret of all gateways"
             )
+        batch_url, public_keys = read.text("GATEWAY_BATCH_URL", ""), read.text("GATEWAY_PUBLIC_KEYS_DIR", "")
+        signing_key = read.text("GATEWAY_SIGNING_KEY_FILE", "")
+        if batch_url and not (signing_key and public_keys):
+            raise SettingsError(
+                "QUIRE_GATEWAY_BATCH_URL needs QUIRE_GATEWAY_SIGNING_KEY_FILE, to say whose a batch is, and "
+                "QUIRE_GATEWAY_PUBLIC_KEYS_DIR"
+            )
         return cls(
             namespaces=tuple(dict.fromkeys(filter(None, map(str.strip, namespaces)))),
             kube_api=kube_api,
@@ -79,48 +100,74 @@ class Settings:
             peer_port=int(read.number("GATEWAY_PEER_PORT", cls.peer_port, 65_535)),
             pod_namespace=environ.get("POD_NAMESPACE", ""),
             pod_name=read.text("GATEWAY_POD_NAME", environ.get("HOSTNAME", "")),
-            signing_key=Path(key) if (key := read.text("GATEWAY_SIGNING_KEY_FILE", "")) else None,
+            signing_key=Path(signing_key) if signing_key else None,
+            batch_url=batch_url,
+            public_keys=Path(public_keys) if public_keys else None,
             health_port=int(read.number("GATEWAY_HEALTH_PORT", cls.health_port, 65_535)),
-            timeouts=Timeouts(
-                first_byte=read.number("GATEWAY_FIRST_BYTE_SECONDS", Timeouts.first_byte),
-                whole=read.number("GATEWAY_WHOLE_ANSWER_SECONDS", Timeouts.whole),
-                idle=read.number("GATEWAY_IDLE_SECONDS", Timeouts.idle),
-            ),
+            timeouts=_timeouts(read),
             drain_seconds=read.number("GATEWAY_DRAIN_SECONDS", cls.drain_seconds),
             pre_stop_seconds=read.number("GATEWAY_PRE_STOP_SECONDS", cls.pre_stop_seconds),
             max_connection_age=read.number("GATEWAY_MAX_CONNECTION_AGE_SECONDS", cls.max_connection_age),
+            limit_store_url=Path(url) if (url := read.text("GATEWAY_LIMIT_STORE_URL_FILE", "")) else None,
+            limit_store_seconds=read.number("GATEWAY_LIMIT_STORE_SECONDS", cls.limit_store_seconds),
+            denies_without_store=_denies(read.text("GATEWAY_LIMIT_STORE_ON_LOSS", "Local")),
             require_keys=read.switch("GATEWAY_REQUIRE_KEYS", cls.require_keys),
+            external_secrets=_mounted_secrets(read.text("GATEWAY_EXTERNAL_SECRETS", "[]")),
+            external_secrets_dir=Path(
+                read.text("GATEWAY_EXTERNAL_SECRETS_DIR", str(cls.external_secrets_dir))
+            ),
+            external_networks=_networks(read.text("GATEWAY_EXTERNAL_NETWORKS", "")),
+            otlp_endpoint=_collector(read.text("GATEWAY_OTLP_ENDPOINT", "")),
+            trace_sample_ratio=read.number("GATEWAY_TRACE_SAMPLE_RATIO", 1.0, most=1.0),
             log_level=level,
         )
 
 
-class _Reader:
-    """Variables by their names without the prefix."""
+def _timeouts(read: EnvironReader) -> Timeouts:
+    return Timeouts(
+        first_byte=read.number("GATEWAY_FIRST_BYTE_SECONDS", Timeouts.first_byte),
+        whole=read.number("GATEWAY_WHOLE_ANSWER_SECONDS", Timeouts.whole),
+        idle=read.number("GATEWAY_IDLE_SECONDS", Timeouts.idle),
+    )
 
-    def __init__(self, environ: Mapping[str, str]) -> None:
-        self._environ = environ
 
-    def text(self, name: str, default: str) -> str:
-        """A text; an empty one is none."""
-        return self._environ.get(f"QUIRE_{name}", "").strip() or default
+def _mounted_secrets(text: str) -> tuple[MountedSecret, ...]:
+    """Those of the chart's gateway.externalSecrets, in JSON. Raises SettingsError."""
+    try:
+        return tuple(
+            MountedSecret(
+                str(one["name"]), tuple(map(str, one["hosts"])), tuple(map(str, one.get("namespaces") or ()))
+            )
+            for one in orjson.loads(text)
+        )
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise SettingsError(f"QUIRE_GATEWAY_EXTERNAL_SECRETS cannot be read: {error!r}") from None
 
-    def switch(self, name: str, default: bool) -> bool:
-        """True or false. Raises SettingsError."""
-        text = self.text(name, "true" if default else "false").lower()
-        if text not in ("true", "false"):
-            raise SettingsError(f"QUIRE_{name}={text!r}: use true or false")
-        return text == "true"
 
-    def number(self, name: str, default: float, most: float = math.inf) -> float:
-        """A number that is not negative. Raises SettingsError."""
-        text = self.text(name, "")
-        try:
-            value = float(text) if text else default
-        except ValueError:
-            value = -1.0
-        if not 0 <= value <= most:
-            raise SettingsError(f"QUIRE_{name}={text!r}: use a number from 0 to {most:g}")
-        return value
+def _networks(text: str) -> tuple[Network, ...]:
+    try:
+        return tuple(ip_network(one.strip()) for one in text.split(",") if one.strip())
+    except ValueError as error:
+        raise SettingsError(f"QUIRE_GATEWAY_EXTERNAL_NETWORKS: {error}") from None
+
+
+def _collector(url: str) -> str:
+    try:
+        parts = urlsplit(url)
+        is_sound = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # the port is not a number
+        is_sound = False
+    if url and not is_sound:
+        raise SettingsError(
+            f"QUIRE_GATEWAY_OTLP_ENDPOINT={url!r}: use an address such as http://collector:4318"
+        )
+    return url
+
+
+def _denies(on_loss: str) -> bool:
+    if on_loss not in ("Local", "Deny"):
+        raise SettingsError(f"QUIRE_GATEWAY_LIMIT_STORE_ON_LOSS={on_loss!r}: use Local or Deny")
+    return on_loss == "Deny"
 
 
 def _in_cluster(environ: Mapping[str, str]) -> str:

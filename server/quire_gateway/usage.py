@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+_KEY = b'"usage"'
 _PROMPT = b'"prompt_tokens":'
 _NUMBER = re.compile(rb"\s*(\d{1,9})\b")
 _COMPLETION = re.compile(rb'"completion_tokens":\s*(\d{1,9})\b')
@@ -30,7 +31,9 @@ def find(data: bytes) -> Usage | None:
     at = data.rfind(_PROMPT)
     if at < 0 or (prompt := _NUMBER.match(data, at + len(_PROMPT))) is None:
         return None
-    completion, cached = _COMPLETION.search(data, at), _CACHED.search(data, at)
+    begin = max(data.rfind(_KEY, 0, at), data.rfind(_COMMENT, 0, at))  # its fields may have any order
+    begin = at if begin < 0 else begin
+    completion, cached = _COMPLETION.search(data, begin), _CACHED.search(data, begin)
     return Usage(int(prompt[1]), int(completion[1]) if completion else 0, int(cached[1]) if cached else None)
 
 

@@ -18,6 +18,7 @@ from quire_gateway.llm_route import Prices
 from quire_http.errors import ApiError
 
 _MILLION = 1_000_000
+_SEEN_SECONDS = 2.0  # by then the watch has brought a saved status to every gateway
 _FORMATS = {"Day": "%Y-%m-%d", "Month": "%Y-%m"}
 
 Body = Mapping[str, Any]
@@ -83,10 +84,16 @@ def _is_over(period: str, body: Body) -> bool:
     """Whether the status of an LLMClient says nothing of this period any more: it is of a later one, or the
     budget has another kind of period now.
     """
-    kind = (body["spec"].get("budget") or {}).get("period", NO_BUDGET.period)
-    length = len(period_of(Budget(kind), 0)) if kind in _FORMATS else len(period)
+    kind = _kind_of_period(body, "")
+    length = len(period_of(Budget(kind), 0)) if kind else len(period)
     written = str(_usage(body).get("period", ""))
     return len(period) != length or (len(written) == length and written > period)
+
+
+def _kind_of_period(body: Body, unknown: str) -> str:
+    """That of the budget of an LLMClient as it is stored. ``unknown``: where it is none of ours."""
+    kind = (body["spec"].get("budget") or {}).get("period", NO_BUDGET.period)
+    return kind if kind in _FORMATS else unknown
 
 
 def document(period: str, spent: Spending) -> dict[str, Any]:
@@ -125,17 +132,24 @@ class UsageLedger:
         self._now = now
         self._unsaved: dict[tuple[str, str], Unsaved] = {}  # by UID and period
         self._reserved: dict[str, Spending] = {}  # by UID
+        self._just_saved: list[tuple[float, Unsaved]] = []
+
+    def check(self, client: LLMClient, most: Spending) -> None:
+        """Raise a 429 where the budget has no room for what a request may take."""
+        budget = client.budget
+        if budget != NO_BUDGET:
+            after = self.spent(client) + self._reserved.get(client.uid, Spending()) + most
+            if exceeds(budget, after):
+                raise insufficient(budget)
 
     def reserve(self, client: LLMClient, most: Spending) -> None:
-        """Reserve what a request may take. Raises a 429 where the budget has no room for it."""
-        budget, reserved = client.budget, self._reserved.get(client.uid, Spending())
-        if budget.tokens is not None or budget.cost is not None:
-            after = self.spent(client) + reserved + most
-            if budget.tokens is not None and after.tokens > budget.tokens:
-                raise _insufficient(f"{budget.tokens} tokens", budget)
-            if budget.cost is not None and after.cost > budget.cost:
-                raise _insufficient(f"{budget.cost:f}", budget)
-        self._reserved[client.uid] = reserved + most
+        """Check and hold."""
+        self.check(client, most)
+        self.hold(client, most)
+
+    def hold(self, client: LLMClient, most: Spending) -> None:
+        """Reserve what a request may take, until it is settled."""
+        self._reserved[client.uid] = self._reserved.get(client.uid, Spending()) + most
 
     def settle(self, client: LLMClient, most: Spending, spent: Spending) -> None:
         """The request that had reserved ``most`` is over."""
@@ -145,7 +159,9 @@ class UsageLedger:
         else:
             del self._reserved[client.uid]
         if spent != Spending():
-            period = period_of(client.budget, self._now())
+            body = self._body(client)  # the kind of period may be another one than when it began
+            budget = client.budget if body is None else Budget(_kind_of_period(body, client.budget.period))
+            period = period_of(budget, self._now())
             before = self._unsaved.get((client.uid, period))
             self._unsaved[client.uid, period] = Unsaved(
                 client, period, spent if before is None else before.spent + spent
@@ -155,8 +171,24 @@ class UsageLedger:
         """In the period of now."""
         period = period_of(client.budget, self._now())
         unsaved = self._unsaved.get((client.uid, period))
-        known = saved(self._body(client), period)
+        known = self.stored(client)
         return known if unsaved is None else known + unsaved.spent
+
+    def unseen(self, client: LLMClient) -> tuple[Spending, Spending]:
+        """What other gateways may not have read in the status: all, and the part that is there by now."""
+        now, uid = self._now(), client.uid
+        period = period_of(client.budget, now)
+        just_saved = Spending()
+        for at, one in self._just_saved:
+            if (one.client.uid, one.period) == (uid, period) and abs(now - at) < _SEEN_SECONDS:
+                just_saved += one.spent
+        unsaved = self._unsaved.get((uid, period))
+        known = Spending() if unsaved is None else unsaved.spent
+        return known + self._reserved.get(uid, Spending()) + just_saved, just_saved
+
+    def stored(self, client: LLMClient) -> Spending:
+        """What the status says of the period of now."""
+        return saved(self._body(client), period_of(client.budget, self._now()))
 
     def unsaved(self) -> Iterator[tuple[Unsaved, Body]]:
         """What is to be saved, each with its object as it is stored at its turn. What is of a period that is
@@ -172,6 +204,9 @@ class UsageLedger:
     def saved(self, one: Unsaved) -> None:
         """It is in the status now."""
         key = (one.client.uid, one.period)
+        now = self._now()
+        recent = [other for other in self._just_saved if abs(now - other[0]) < _SEEN_SECONDS]
+        self._just_saved = [*recent, (now, one)]
         left = self._unsaved[key].spent + -one.spent
         if left == Spending():
             del self._unsaved[key]
@@ -183,10 +218,20 @@ class UsageLedger:
         return body if body is not None and body["metadata"].get("uid") == client.uid else None
 
 
-def _insufficient(limit: str, budget: Budget) -> ApiError:
+def exceeds(budget: Budget, spent: Spending) -> bool:
+    """Whether this is more than the budget."""
+    return (budget.tokens is not None and spent.tokens > budget.tokens) or (
+        budget.cost is not None and spent.cost > budget.cost
+    )
+
+
+def insufficient(budget: Budget) -> ApiError:
+    """The 429 of a request that the budget has no room for."""
+    limits = [] if budget.tokens is None else [f"{budget.tokens} tokens"]
+    limits += [] if budget.cost is None else [f"{budget.cost:f}"]
     message = (
-        f"The budget of this client, {limit} a {budget.period.lower()} in UTC, has no room for this request. "
-        "A shorter one, or a smaller max_tokens, may fit."
+        f"The budget of this client, {' and '.join(limits)} a {budget.period.lower()} in UTC, has no room "
+        "for this request. A shorter one, or a smaller max_tokens, may fit."
     )
     no_retry = (("x-should-retry", "false"),)
     return ApiError(429, message, kind="insufficient_quota", code="insufficient_quota", headers=no_retry)

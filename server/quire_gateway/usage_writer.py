@@ -9,10 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 
-import aiohttp
-
 from quire_gateway.informer import LLM_CLIENTS
-from quire_gateway.kube_api import ConflictError, Connection, KubeApi, KubeError, MissingError
+from quire_gateway.kube_api import FAILURES, ConflictError, Connection, KubeApi, KubeError, MissingError
 from quire_gateway.routing_state import RoutingState
 from quire_gateway.routing_table import Body
 from quire_gateway.usage_ledger import Unsaved, UsageLedger, document, saved
@@ -40,7 +38,7 @@ class UsageWriter:
             try:
                 async with self._api.connect() as connection:
                     await self._save_all(connection)
-            except (aiohttp.ClientError, KubeError, TimeoutError, OSError) as error:
+            except FAILURES as error:
                 logger.warning("cannot save what clients have used: %r", error)
 
     async def close(self) -> None:
@@ -49,7 +47,7 @@ class UsageWriter:
             async with asyncio.timeout(_CLOSE_SECONDS), self._api.connect() as connection:
                 while list(self._ledger.unsaved()):
                     await self._save_all(connection)
-        except (aiohttp.ClientError, KubeError, TimeoutError, OSError) as error:
+        except FAILURES as error:
             logger.warning("what clients have used in the last seconds is not saved: %r", error)
 
     async def _save_all(self, connection: Connection) -> None:

@@ -4,6 +4,7 @@ import contextlib
 import socket
 import struct
 import threading
+import time
 
 RESET = struct.pack("ii", 1, 0)
 
@@ -16,6 +17,7 @@ class FaultProxy:
     cut_after    so many events of an answer are passed on and half of the next one, then a reset
     ends         a cut is an end of the connection, which overtakes nothing that was sent, and no reset
     drop_reused  a connection that has served a request is closed when the next one comes
+    delay        what the replica answers comes so many seconds later
     answer       bytes that are sent in place of what the replica answers
     """
 
@@ -23,6 +25,7 @@ class FaultProxy:
         self._target = port
         self.refuse = self.hang = self.drop_reused = self.ends = False
         self.cut_after = self.answer = None
+        self.delay = 0.0
         self.num_connections = 0
         self.requests = []  # what came in, a piece each
         self._open = []
@@ -46,7 +49,11 @@ class FaultProxy:
                 if self.refuse:
                     _reset(client)
                     continue
-                replica = socket.create_connection(("127.0.0.1", self._target))
+                try:
+                    replica = socket.create_connection(("127.0.0.1", self._target))
+                except ConnectionRefusedError:
+                    _reset(client)
+                    continue
                 self._open += [client, replica]
                 threading.Thread(target=self._send, args=(client, replica), daemon=True).start()
                 threading.Thread(target=self._answer, args=(client, replica), daemon=True).start()
@@ -73,6 +80,8 @@ class FaultProxy:
         seen = b""
         with contextlib.suppress(OSError):
             while data := replica.recv(1 << 16):
+                if self.delay:
+                    time.sleep(self.delay)  # the fault itself
                 if self.cut_after is not None:
                     seen += data
                     parts = seen.split(b"data: ")

@@ -58,13 +58,15 @@ class KubeStub:
         self.objects = {"endpointslices": {}}  # by the plural of their kind, then by name
         self.requests = []  # query strings of those for slices, in their order
         self.oldest = 0  # watches from before are 410
+        self.refusals = {}  # by method and plural the status of the answer, None for no answer at all
+        self.refused = []  # the requests that were, by the same
         self._events = []
         self._version = 10
         self._changed = threading.Condition()
         self._server = HttpServer(("127.0.0.1", 0), _handler(self))
         self.is_open = True
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
-        threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
+        self.url = self._server.url
+        self._server.start()
 
     def __enter__(self):
         return self
@@ -78,8 +80,7 @@ class KubeStub:
         with self._changed:
             self.is_open = False
             self._changed.notify_all()
-        self._server.shutdown()
-        self._server.server_close()
+        self._server.stop()
 
     def put(self, body):
         plural, name = f"{body['kind'].lower()}s", body["metadata"]["name"]
@@ -120,6 +121,10 @@ class KubeStub:
                 del self.objects[plural][name]
             self._events.append((self._version, kind, plural, body))
             self._changed.notify_all()
+
+    def wait_closed(self):
+        with self._changed:
+            self._changed.wait_for(lambda: not self.is_open)
 
     def listed(self, plural, selector=""):
         with self._changed:
@@ -169,6 +174,8 @@ def _handler(stub):
             """Apply a Lease, or merge a status."""
             path = urlsplit(self.path).path
             body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            if self._is_refused():
+                return
             if path.endswith("/status"):
                 *_, plural, name, _ = path.split("/")
                 old = stub.objects[plural][name]
@@ -181,13 +188,38 @@ def _handler(stub):
             stub.put(body)
             self._json(200, body)
 
+        def do_POST(self):
+            """Create an Event."""
+            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            if self._is_refused():
+                return
+            if body["metadata"]["name"] in stub.objects.get("events", {}):
+                self._json(409, {"kind": "Status", "code": 409})
+                return
+            stub.put(body)
+            self._json(201, body)
+
         def do_DELETE(self):
+            if self._is_refused():
+                return
             *_, plural, name = urlsplit(self.path).path.split("/")
             if name not in stub.objects.get(plural, {}):
                 self._json(404, {"kind": "Status", "code": 404})
                 return
             stub.remove(name, plural)
             self._json(200, {"kind": "Status"})
+
+        def _is_refused(self):
+            parts = urlsplit(self.path).path.removesuffix("/status").split("/")
+            plural = parts[-1] if self.command == "POST" else parts[-2]
+            if (key := (self.command, plural)) not in stub.refusals:
+                return False
+            stub.refused.append(key)
+            if (status := stub.refusals[key]) is None:
+                stub.wait_closed()
+            else:
+                self._json(status, {"kind": "Status", "code": status})
+            return True
 
         def _json(self, status, body):
             text = json.dumps(body).encode()

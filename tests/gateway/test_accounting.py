@@ -71,7 +71,8 @@ async def test_the_usage_of_a_long_answer_is_found_wherever_its_parts_end(accoun
 
     exchange = types.SimpleNamespace(started=False, headers=[], begin=nothing, part=nothing, end=nothing)
     response = types.SimpleNamespace(status=200, content_type="application/json", raw_headers=[])
-    await _stream(exchange, types.SimpleNamespace(read=read), response, account, None)
+    attempt = types.SimpleNamespace(read=read, model=None, response_headers=frozenset())
+    await _stream(exchange, attempt, response, account, None, None)
     assert account.usage == Usage(5, 30)
 
 

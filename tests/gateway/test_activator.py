@@ -1,53 +1,25 @@
 """Requests for a model without pods wait, have one started, and are answered by it."""
 
-import concurrent.futures
 import contextlib
 import hashlib
 import json
+import re
 import socket
 import time
+from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 
 import httpx
 import pytest
 
-from tests.gateway.conftest import slice_of
+from quire_gateway.relay import _send_as_event
+from tests.gateway.conftest import SLEEPS, num_held, slice_of, wake
 from tests.gateway.kube_stub import NAMESPACE, endpoint_slice, llm_object
 from tests.gateway.test_faults import answer_of
 from tests.gateway.test_relay import CHAT, text_of
 
-SLEEPS = {"autoscaling": {"minReplicas": 0, "maxReplicas": 2}}
 LEASE = f"quire-demand-{NAMESPACE}.tiny"
-IN_CLUSTER = {"POD_NAMESPACE": NAMESPACE, "POD_NAME": "gateway-1"}
 DRAINING = b'{"error": {"message": "going", "type": "overloaded_error", "code": "draining"}}'
-
-
-@pytest.fixture
-def asleep(start, kube):
-    """Makes a gateway before a model without pods."""
-
-    def asleep(spec=SLEEPS, status=None, hold=None, **route):
-        body = llm_object("LLMDeployment", "tiny", {"model": {"servedName": "tiny"}, **spec})
-        kube.put({**body, "status": status or {}})
-        kube.put(endpoint_slice("tiny-none", {}))
-        if hold is not None or route:
-            rules = [{"targets": [{"deployment": "tiny"}]}]
-            hold = {} if hold is None else {"hold": hold}
-            kube.put(llm_object("LLMRoute", "r", {"models": ["tiny"], "rules": rules, **hold, **route}))
-        gateway = start(**IN_CLUSTER)
-        gateway.kube = kube
-        return gateway
-
-    return asleep
-
-
-def wake(gateway, engine, uid="one"):
-    gateway.kube.put(slice_of(uid, engine))
-
-
-def num_held(gateway):
-    with contextlib.suppress(AssertionError):  # none has waited yet
-        return gateway.metric("gateway_held_requests", model="tiny")
-    return 0
 
 
 KEY = {"authorization": "Bearer sk-one"}
@@ -63,14 +35,8 @@ def name_of(lease):
     return lease.rpartition(".")[2]
 
 
-@pytest.fixture
-def background():
-    """Calls in threads."""
-    with concurrent.futures.ThreadPoolExecutor(256) as pool:
-        yield pool.submit
-
-
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("stream", [True, False])
 def test_a_request_asks_for_a_pod_and_is_answered_by_it(asleep, engines, background, stream):
     gateway = asleep()
     asked = background(gateway.post, "/v1/chat/completions", {**CHAT, "stream": stream})
@@ -107,6 +73,34 @@ def test_a_stream_gets_comments_with_the_time_that_is_left_while_it_waits(asleep
     assert (line["status"], line["outcome"]) == (200, "success")
 
 
+def test_one_that_shares_an_accelerator_waits_for_its_turn_and_the_load(asleep, engines, background):
+    turn = (datetime.now(UTC) + timedelta(seconds=100)).isoformat()
+    sharing = {"pool": "card", "state": "Waiting", "awake": "other", "turnTime": turn}
+    gateway = asleep(
+        {"sharing": {"pool": "card"}}, status={"model": {"lastLoadSeconds": 40}, "sharing": sharing}
+    )
+    with begun_to_wait(gateway, CHAT) as (first, parts):
+        left = re.fullmatch(r": waiting: the model is started, about (\d+) s left\n\n", first)
+        assert left and 40 < int(left[1]) <= 140
+        assert LEASE in gateway.kube.objects["leases"]
+        wake(gateway, engines[0])
+        answer = "".join(parts)
+    healthy = engines[0].post("/v1/chat/completions", {**CHAT, "stream": True})
+    assert text_of(answer) == text_of(healthy.text)
+
+
+def test_one_whose_turn_does_not_come_in_time_is_refused_with_the_time_that_is_left(asleep):
+    turn = (datetime.now(UTC) + timedelta(seconds=100)).isoformat()
+    sharing = {"pool": "card", "state": "Waiting", "awake": "other", "turnTime": turn}
+    gateway = asleep(
+        {"sharing": {"pool": "card"}},
+        status={"model": {"lastLoadSeconds": 40}, "sharing": sharing},
+        hold={"maxSeconds": 1},
+    )
+    answer = gateway.post("/v1/chat/completions", CHAT)
+    assert answer.status_code == 503 and 40 < int(answer.headers["retry-after"]) <= 140
+
+
 def test_clients_read_a_stream_that_has_begun_with_a_comment(asleep, engines, background):
     gateway = asleep()
     with gateway.client() as client:
@@ -125,6 +119,27 @@ def test_an_error_of_the_pod_is_an_event_of_a_stream_that_has_begun_to_wait(asle
     assert end == "data: [DONE]"
     assert json.loads(event.removeprefix("data: "))["error"]["param"] == "temperature"
     assert gateway.wait_requests(1)[0]["outcome"] == "client_error"
+
+
+class Events:
+    """A stream that has begun."""
+
+    def __init__(self):
+        self.sent = []
+
+    async def event(self, data):
+        self.sent.append(data)
+
+    async def end_stream(self):
+        self.sent.append("[DONE]")
+
+
+async def test_so_is_one_that_is_a_page_of_a_proxy():
+    exchange, statuses = Events(), []
+    await _send_as_event(exchange, 400, b"<html>", SimpleNamespace(answer_begins=statuses.append))
+    error, end = exchange.sent
+    assert error["error"] == {"message": "The replica answered with HTTP 400.", "code": "replica_error"}
+    assert (end, statuses) == ("[DONE]", [400])
 
 
 def test_two_hundred_that_wait_are_all_answered_and_never_more_at_once_than_the_pod_runs(
@@ -235,6 +250,52 @@ def test_one_that_waits_is_refused_as_soon_as_its_model_is_switched_off(asleep, 
     gateway.kube.put(llm_object("LLMRoute", "r", {"models": ["tiny"], "rules": rules, "killSwitch": switch}))
     answer = asked.result(60)
     assert "kill_switch" in answer.text
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("has_fallback_before", [False, True])
+def test_one_that_waits_gets_the_fallback_as_soon_as_its_model_is_switched_off_with_one(
+    asleep, background, stream, has_fallback_before
+):
+    fallbacks = [{"deployment": "tiny"}, {"canned": "Closed, sorry."}]
+    route = {"fallbacks": fallbacks} if has_fallback_before else {}
+    gateway = asleep(hold={"maxSeconds": 600}, **route)
+    asked = background(gateway.post, "/v1/chat/completions", {**CHAT, "stream": stream})
+    gateway.wait("it waits", lambda: num_held(gateway) == 1)
+    switched = {"killSwitch": {"enabled": True, "mode": "Fallback"}, "fallbacks": fallbacks}
+    rules = [{"targets": [{"deployment": "tiny"}]}]
+    gateway.kube.put(llm_object("LLMRoute", "r", {"models": ["tiny"], "rules": rules, **switched}))
+    answer = asked.result(60)
+    assert (answer.status_code, text_of(answer.text)) == (200, "Closed, sorry.")
+
+
+def test_one_that_waits_for_a_fallback_that_is_switched_off_goes_to_the_next(asleep, background, kube):
+    kube.put(llm_object("LLMDeployment", "small", {"model": {"servedName": "tiny"}, **SLEEPS}))
+    kube.put(endpoint_slice("small-none", {}, model="small"))
+    rules = [{"match": {"maxPromptTokens": 1}, "targets": [{"deployment": "small"}]}]
+    rules += [{"targets": [{"deployment": "gone"}]}]
+    spec = {"rules": rules, "fallbacks": [{"deployment": "small"}, {"canned": "Closed, sorry."}]}
+    gateway = asleep(hold={"maxSeconds": 600}, **spec)
+    asked = background(gateway.post, "/v1/chat/completions", CHAT)
+    gateway.wait("it waits", lambda: num_held(gateway, "small") == 1)
+    spec["killSwitch"] = {"enabled": True, "mode": "Fallback"}
+    kube.put(llm_object("LLMRoute", "r", {"models": ["tiny"], **spec}))
+    assert text_of(asked.result(60).text) == "Closed, sorry."
+
+
+def test_an_error_that_ends_a_request_within_a_fallback_says_nothing_of_the_fallback(
+    asleep, background, kube
+):
+    kube.put(llm_object("LLMDeployment", "small", {"model": {"servedName": "tiny"}, **SLEEPS}))
+    kube.put(endpoint_slice("small-none", {}, model="small"))
+    spec = {"rules": [{"targets": [{"deployment": "gone"}]}], "fallbacks": [{"deployment": "small"}]}
+    gateway = asleep(hold={"maxSeconds": 600}, **spec)
+    asked = background(gateway.post, "/v1/chat/completions", CHAT)
+    gateway.wait("it waits", lambda: num_held(gateway, "small") == 1)
+    kube.put(llm_object("LLMRoute", "r", {"models": ["tiny"], **spec, "killSwitch": {"enabled": True}}))
+    answer = asked.result(60)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "kill_switch")
+    assert "x-quire-degraded" not in answer.headers
 
 
 def test_one_that_waits_is_refused_as_soon_as_nothing_will_start_a_pod(asleep, background):

@@ -1,7 +1,9 @@
 """Fallbacks of a route: which is tried where no replica answers, and how the answer reports it."""
 
+import hashlib
 import json
 
+import httpx
 import pytest
 
 from tests.gateway.conftest import slice_of
@@ -128,3 +130,61 @@ def test_a_request_that_is_wrong_is_refused_and_falls_back_nowhere(routed):
     gateway = routed({"canned": SORRY})
     answer = gateway.post("/v1/chat/completions", {**BODY, "temperature": -1})
     assert (answer.status_code, answer.headers.get("x-quire-degraded")) == (400, None)
+
+
+POOR = {"authorization": "Bearer sk-poor"}
+
+
+@pytest.fixture
+def poor(kube):
+    """A client whose budget has no room for an external backend."""
+    prices = {"promptPerMillion": "1000", "completionPerMillion": "1000"}
+    spec = {"baseURL": "https://api.example.com/v1", "model": "gpt", "prices": prices}
+    kube.put(llm_object("LLMExternalBackend", "dear", spec))
+    spec = {"keyHashes": [hashlib.sha256(b"sk-poor").hexdigest()], "budget": {"cost": "0.001"}}
+    kube.put(llm_object("LLMClient", "poor", spec))
+
+
+def ask_poor(gateway):
+    return httpx.post(gateway.url + "/v1/chat/completions", json=BODY, headers=POOR, timeout=60)
+
+
+@pytest.mark.parametrize(("fault", "kind"), [(full, "Overload"), (gone, "Unavailable")])
+def test_a_step_that_the_budget_cannot_pay_changes_nothing_for_the_next_ones(
+    routed, proxy, poor, fault, kind
+):
+    others = {"Overload": "Unavailable", "Unavailable": "Overload"}
+    steps = {"canned": "no", "onlyOn": [others[kind]]}, {"canned": SORRY, "onlyOn": [kind]}
+    gateway = routed({"external": "dear"}, *steps)
+    fault(proxy)
+    answer = ask_poor(gateway)
+    assert (answer.status_code, text_of(answer.text)) == (200, SORRY)
+
+
+def test_where_no_step_can_be_paid_the_answer_is_the_targets(routed, proxy, poor):
+    gateway = routed({"external": "dear"})
+    full(proxy)
+    answer = ask_poor(gateway)
+    assert (answer.status_code, answer.content) == (503, REFUSED)
+    assert gateway.wait_requests(1)[-1]["replicas"] == ["one"], "nothing was sent out"
+
+
+def test_what_becomes_of_a_fallback_changes_nothing_for_the_next_ones(routed, proxy):
+    steps = {"canned": "no", "onlyOn": ["Unavailable"]}, {"canned": SORRY, "onlyOn": ["Overload"]}
+    gateway = routed({"deployment": "nowhere"}, *steps)
+    full(proxy)
+    assert text_of(gateway.post("/v1/chat/completions", BODY).text) == SORRY
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_a_replica_says_of_its_answer_stands_beside_the_step_in_one_header(
+    routed, proxy, engines, stream
+):
+    nowhere = {"rules": [{"targets": [{"deployment": "nowhere"}]}]}
+    gateway = routed({"deployment": "tiny"}, **nowhere)
+    body = b'data: {"choices": []}\n\ndata: [DONE]\n\n' if stream else b'{"choices": []}'
+    answer = answer_of(b"200 OK\r\nx-quire-degraded: deadline", body)
+    proxy.answer = answer.replace(b"application/json", b"text/event-stream") if stream else answer
+    answer = gateway.post("/v1/chat/completions", {**BODY, "stream": stream})
+    assert answer.status_code == 200
+    assert answer.headers.get_list("x-quire-degraded") == ["deployment=tiny, deadline"]

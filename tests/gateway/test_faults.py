@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import socket
 import threading
 
 import httpx
@@ -55,6 +56,27 @@ def test_a_replica_that_is_gone_costs_no_request_and_is_left_alone_after_five(pa
     assert twice == 5 + ejections - 1
 
 
+@pytest.fixture
+def silent_port():
+    """A port that answers no connection, like a lost host: its queue is full, and packets are dropped."""
+    with socket.socket() as listener, socket.socket() as first, socket.socket() as second:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        first.connect(listener.getsockname())
+        second.settimeout(1)
+        with pytest.raises(TimeoutError):
+            second.connect(listener.getsockname())
+        yield listener.getsockname()[1]
+
+
+@pytest.mark.deep
+def test_a_host_that_does_not_answer_costs_only_the_time_until_it_is_given_up(start, engines, silent_port):
+    gateway = start(slice_of("one", engines[0], silent_port), slice_of("two", engines[1]))
+    assert {ask(gateway, stream=stream).status_code for stream in (False, True) * 10} == {200}
+    assert gateway.metric("gateway_ejections_total", model="tiny") >= 1
+    assert gateway.metric("gateway_retries_total", model="tiny", reason="connect") >= 5
+
+
 def test_a_replica_that_hangs_costs_only_the_time_until_it_is_given_up(pair, proxy):
     gateway = pair(FIRST_BYTE_SECONDS=0.5, WHOLE_ANSWER_SECONDS=0.5)
     proxy.hang = True
@@ -85,6 +107,14 @@ def test_the_last_refusal_is_the_answer_where_no_other_replica_is(start, engines
     answer = ask(gateway)
     assert (answer.status_code, answer.content, answer.headers["retry-after"]) == (503, REFUSED, "7")
     assert len(proxy.requests) == 1  # never the same one again
+
+
+def test_an_error_of_a_replica_is_read_up_to_a_bound(start, engines, proxy):
+    gateway = start(slice_of("one", engines[0], proxy.port))
+    proxy.answer = answer_of(b"503 Service Unavailable", b"x" * (4 << 20))
+    answer = ask(gateway)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (502, "replica_lost")
+    assert "longer than" in gateway.wait_requests(1)[-1]["broken"]
 
 
 def test_a_lost_replica_is_a_502_where_no_other_one_is(start, engines, proxy):

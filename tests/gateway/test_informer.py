@@ -3,12 +3,35 @@
 import asyncio
 import contextlib
 import time
+from http.server import BaseHTTPRequestHandler
 
+import pytest
+
+from e2e.http_server import HttpServer
 from quire_gateway.informer import ENDPOINT_SLICES, Informer
-from quire_gateway.kube_api import KubeApi
+from quire_gateway.kube_api import KubeApi, KubeError
 from quire_gateway.replicas import ReplicaTable
 from quire_gateway.routing.by_load import RoundRobin
 from tests.gateway.kube_stub import NAMESPACE, endpoint_slice
+
+
+class Page(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"<html>")
+
+    def log_message(self, *args):
+        pass
+
+
+@pytest.fixture
+def page(tmp_path):
+    with HttpServer(("127.0.0.1", 0), Page) as server:
+        server.directory = tmp_path
+        server.start()
+        yield server
+        server.stop()
 
 
 class World:
@@ -71,3 +94,10 @@ async def test_an_event_that_was_lost_is_made_up_for_by_the_next_list(kube, tmp_
         await world.until("a")
         kube.forget("s2", endpoint_slice("s2", {"b": "10.0.0.2"}))
         await world.until("a", "b")
+
+
+async def test_a_page_of_html_in_place_of_a_list_is_a_refusal(page):
+    """Of a proxy in between."""
+    async with KubeApi(page.url, page.directory).connect() as connection:
+        with pytest.raises(KubeError, match="this is not JSON"):
+            await connection.list(ENDPOINT_SLICES.path(NAMESPACE), "")

@@ -5,7 +5,7 @@ import calendar
 import pytest
 
 from quire_gateway.gateway_leases import DURATION_SECONDS, GatewayLeases, lease
-from quire_gateway.object_status import client_conditions, route_conditions, status
+from quire_gateway.object_status import client_conditions, external_conditions, route_conditions, status
 from quire_gateway.routing_table import resolve
 from tests.gateway.kube_stub import NAMESPACE, llm_object
 
@@ -43,8 +43,47 @@ def test_conditions_say_what_is_wrong_with_a_route(body, known, ready, expected)
     )
 
 
+def test_a_route_to_outside_is_resolved_and_ready_when_its_backend_exists():
+    spec = {"baseURL": "https://a.example.com", "model": "m"}
+    backend = llm_object("LLMExternalBackend", "outside", spec)
+    body = route(rules=[{"targets": [{"external": "outside"}]}])
+    for externals, expected in (
+        ([], ("not: ExternalBackendNotFound", "not: NoReplica")),
+        (
+            [backend],
+            ("ResolvedRefs", "Ready"),
+        ),
+    ):
+        found = route_conditions(body, resolve([body], [], [], externals), (), ())
+        assert tuple(reason if holds else f"not: {reason}" for _, holds, reason, _ in found[1:]) == expected
+
+
+def test_conditions_say_what_is_wrong_with_a_backend():
+    def found(body, problem=None):
+        table = resolve([], [], [], [body])
+        conditions = external_conditions(body, table, lambda _: problem)
+        return {kind: (holds, reason) for kind, holds, reason, _ in conditions}
+
+    spec = {"baseURL": "https://a.example.com", "model": "m"}
+    body = llm_object("LLMExternalBackend", "outside", spec)
+    assert found(body)["Ready"] == (True, "Ready")
+    missing = ("SecretNotMounted", "no file")
+    assert (
+        found(body, missing)["ResolvedRefs"] == found(body, missing)["Ready"] == (False, "SecretNotMounted")
+    )
+    unread = llm_object("LLMExternalBackend", "outside", {**spec, "baseURL": "file:///etc"})
+    assert found(unread) == {"Accepted": (False, "Unreadable"), "Ready": (False, "Unreadable")}
+
+
 def test_a_route_that_cannot_be_read_says_so():
     assert reasons(route(models=3)) == {"Accepted": "not: Unreadable", "Ready": "not: Unreadable"}
+
+
+def test_a_client_that_cannot_be_read_has_no_key_and_says_so():
+    body = llm_object("LLMClient", "c", {"keyHashes": ["0" * 64], "budget": {"tokens": "many"}})
+    table = resolve([], [body], [])
+    assert not table.clients
+    assert client_conditions(body, table, SECONDS)[0][:3] == ("Accepted", False, "Unreadable")
 
 
 def test_a_client_whose_requests_are_refused_is_not_ready_and_says_why():
@@ -90,7 +129,9 @@ def test_a_gateway_counts_until_its_lease_is_not_renewed_for_its_duration_by_our
     assert leases.live() == {}
 
 
-def test_a_lease_without_readable_generations_is_a_gateway_that_has_applied_nothing(clock):
+@pytest.mark.parametrize("applied", ["[", "[1]", '{"u": "one"}', '{"u": null}'])
+def test_a_lease_without_readable_generations_is_a_gateway_that_has_applied_nothing(clock, applied):
     leases = GatewayLeases(lambda: None, clock)
-    leases.put({"metadata": {"name": "odd", "annotations": {"serving.quire.dev/applied": "["}}, "spec": {}})
+    annotations = {"serving.quire.dev/applied": applied}
+    leases.put({"metadata": {"name": "odd", "annotations": annotations}, "spec": {}})
     assert leases.live() == {"odd": {}}

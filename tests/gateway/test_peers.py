@@ -9,13 +9,15 @@ import time
 import httpx
 import pytest
 
+from e2e.ports import free_port
 from quire_gateway import peer_messages
 from quire_gateway.peer_messages import MAX_BYTES, MAX_DIGESTS, MessageError, decode, encode, encode_record
 from quire_gateway.peers import PATH, TIMEOUT_SECONDS, Outbox, PeerReceiver, Peers, PeerSender
 from quire_gateway.replicas import ReplicaTable
 from quire_gateway.routing.router import RequestFacts
 from quire_gateway.routing.strategies import router_for
-from quire_gateway.settings import Settings, SettingsError
+from quire_gateway.settings import Settings
+from quire_http.environ import SettingsError
 from quire_http.server import HttpServer, listen
 from tests.gateway.kube_stub import NAMESPACE, endpoint_slice
 
@@ -115,6 +117,17 @@ def test_what_is_no_message_of_a_gateway_changes_nothing(path, message, status):
     asyncio.run(scenario())
 
 
+async def test_a_message_whose_end_does_not_come_is_given_up(monkeypatch):
+    monkeypatch.setattr("quire_gateway.peers.TIMEOUT_SECONDS", 0.05)
+    outbox = Outbox()
+    async with receiving(table_of(outbox)) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        head = f"POST {PATH} HTTP/1.1\r\nhost: peer\r\ncontent-length: 100\r\n\r\nonly this"
+        writer.write(head.encode())
+        assert (await reader.readline()).split()[1] == b"408"
+        writer.close()
+
+
 def test_a_message_comes_back_as_it_was_and_no_prompt_fills_it():
     records = [
         encode_record("a", [1, 2**64 - 1]),
@@ -162,7 +175,7 @@ def test_peers_are_the_ready_pods_of_the_service_without_this_one():
     assert peers.urls() == {f"http://127.0.0.1:5{PATH}"}
 
 
-def test_a_peer_that_never_answers_gets_no_second_message_meanwhile_and_others_get_theirs():
+def test_a_peer_that_is_away_or_never_answers_gets_no_second_message_meanwhile_and_others_get_theirs():
     async def scenario():
         outbox, accepted = Outbox(), []
 
@@ -177,6 +190,7 @@ def test_a_peer_that_never_answers_gets_no_second_message_meanwhile_and_others_g
         async with receiving(table) as port, sending(peers, outbox):
             peers.put(peer(port))
             peers.put(peer(hung.sockets[0].getsockname()[1], "hung"))
+            peers.put(peer(free_port(), "away"))
             for number in range(3):
                 outbox.publish("a", [number + 1])
                 await eventually(lambda wanted=number + 1: len(index) == wanted)

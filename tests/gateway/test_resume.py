@@ -131,6 +131,7 @@ def test_where_the_other_replica_does_not_go_on_the_stream_ends_with_an_error_ev
     )
 
 
+@pytest.mark.deep
 def test_what_is_no_stream_does_not_go_on_with_one(pair, proxy, engines):
     gateway, body, _ = pair()
     with FaultProxy(engines[1].port) as other:
@@ -196,6 +197,8 @@ def test_nothing_goes_on_after_a_part_of_an_event():
     assert stream.take(b": tokens of a text") == (b": tokens of a text", "")
 
 
-def test_an_error_that_is_of_the_request_is_the_clients():
-    refusal = event({"error": {"type": "invalid_request_error", "code": None}})
+@pytest.mark.parametrize("error", [{"type": "invalid_request_error", "code": None}, {"message": "no"}, "no"])
+def test_an_error_that_is_of_the_request_is_the_clients(error):
+    """And so is one that does not say whose it is."""
+    refusal = event({"error": error})
     assert Resumption().take(refusal) == (refusal, "")

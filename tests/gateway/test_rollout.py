@@ -1,6 +1,7 @@
 """A rollout moves conversations step by step, and back where the new deployment is worse."""
 
 import calendar
+import itertools
 import json
 
 import pytest
@@ -165,6 +166,8 @@ def ask(gateway, number):
 
 def test_a_share_of_the_conversations_goes_to_the_new_deployment_and_each_stays(rolling):
     gateway = rolling(steps=[{"weight": 50, "pauseSeconds": 3600}])
+    others = itertools.count(100)
+    gateway.wait("the gateway has the step, too", lambda: ask(gateway, next(others)) == "next")
     first = [ask(gateway, number) for number in range(20)]
     assert 3 <= first.count("next") <= 17
     assert [ask(gateway, number) for number in range(20)] == first

@@ -1,14 +1,10 @@
 """The whole gateway before a replica that says what it was sent: names, keys and switches over HTTP."""
 
 import hashlib
-import json
-import threading
-from http.server import BaseHTTPRequestHandler
 
 import httpx
 import pytest
 
-from e2e.http_server import HttpServer
 from tests.gateway.kube_stub import KubeStub, endpoint_slice, llm_object
 from tests.gateway.launch import Gateway
 
@@ -20,38 +16,6 @@ SPEC = {
     "rules": [{"targets": [{"deployment": "tiny"}]}],
     "reliability": {"firstByteTimeoutSeconds": 1, "attempts": 1},
 }
-
-
-class Echo(BaseHTTPRequestHandler):
-    """Answers with the request; has no answer to one that streams."""
-
-    protocol_version = "HTTP/1.1"
-
-    def do_POST(self):
-        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        if body.get("stream"):
-            self.server.gone.wait(30)
-            self.close_connection = True
-            return
-        text = json.dumps({"body": body, "headers": dict(self.headers)}).encode()
-        self.send_response(200)
-        self.send_header("content-type", "application/json")
-        self.send_header("content-length", str(len(text)))
-        self.end_headers()
-        self.wfile.write(text)
-
-    def log_message(self, *args):
-        pass
-
-
-@pytest.fixture
-def replica():
-    with HttpServer(("127.0.0.1", 0), Echo) as server:
-        server.daemon_threads, server.gone = True, threading.Event()
-        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
-        yield server
-        server.gone.set()
-        server.shutdown()
 
 
 @pytest.fixture
@@ -103,6 +67,24 @@ def test_a_kill_switch_is_an_error_with_its_message_that_clients_do_not_try_agai
     assert answer.json()["error"]["message"] == "Stopped for an audit."
     assert answer.headers["x-should-retry"] == "false"
     assert ask(gateway, model="tiny").status_code == 200
+
+
+def test_a_kill_switch_of_mode_fallback_has_the_fallbacks_answer_and_the_target_gets_nothing(
+    gateway, replica
+):
+    switch = {"enabled": True, "mode": "Fallback", "message": "Stopped for an audit."}
+    steps = [{"halveMaxTokens": True}, {"deployment": "tiny"}, {"canned": "Please ask again later."}]
+    gateway.kube.put(llm_object("LLMRoute", "r", {**SPEC, "killSwitch": switch, "fallbacks": steps}))
+    gateway.wait("the switch is on", lambda: "x-quire-degraded" in ask(gateway, max_tokens=9).headers)
+    answer = ask(gateway, max_tokens=9)
+    assert (answer.status_code, answer.headers["x-quire-degraded"]) == (200, "canned")
+    assert gateway.wait_requests(1)[-1]["replicas"] == []
+    gateway.kube.put(llm_object("LLMRoute", "r", {**SPEC, "killSwitch": switch, "fallbacks": steps[:2]}))
+    gateway.wait("nothing is left", lambda: ask(gateway, max_tokens=9).status_code == 503)
+    answer = ask(gateway, max_tokens=9)
+    assert answer.json()["error"]["message"] == "Stopped for an audit."
+    assert answer.json()["error"]["code"] == "kill_switch"
+    assert answer.headers["x-should-retry"] == "false"
 
 
 def test_a_route_shortens_the_time_to_the_first_byte(gateway):

@@ -45,7 +45,12 @@ class World:
 
     def put(self, *bodies):
         for body in bodies:
-            stores = {"LLMRoute": "routes", "LLMClient": "clients", "LLMDeployment": "deployments"}
+            stores = {
+                "LLMRoute": "routes",
+                "LLMClient": "clients",
+                "LLMDeployment": "deployments",
+                "LLMExternalBackend": "externals",
+            }
             getattr(self.state, stores[body["kind"]]).put(body)
         return self
 
@@ -161,6 +166,42 @@ def test_a_kill_switch_refuses_with_its_message_until_it_is_off(world):
     assert world.ask().replicas.name == "tiny"
 
 
+def test_a_kill_switch_of_mode_fallback_leaves_the_fallbacks_that_are_no_targets(world):
+    spec = {"baseURL": "https://a.example.com", "model": "m"}
+    world.put(
+        llm_object("LLMExternalBackend", "outside", spec), llm_object("LLMExternalBackend", "also", spec)
+    )
+    fallbacks = [
+        *({"halveMaxTokens": True}, {"deployment": "tiny"}, {"deployment": "newest"}, {"deployment": "next"}),
+        *({"external": "outside"}, {"external": "also"}, {"canned": "Later."}),
+    ]
+    rules = [
+        {"match": {"headers": {"x-a": "b"}}, "targets": [{"external": "also"}]},
+        {"targets": [{"deployment": "tiny"}]},
+    ]
+    rollout = {"deployment": "newest", "steps": [{"weight": 10}]}
+    whole = {"rules": rules, "fallbacks": fallbacks, "rollout": rollout}
+    world.put(route(killSwitch={"enabled": True, "mode": "Fallback", "message": "Closed."}, **whole))
+    found = world.ask()
+    assert [step.name for step in found.fallbacks] == ["deployment=next", "external=outside", "canned"]
+    assert found.kill_switch.message == "Closed."
+    world.put(route(killSwitch={"enabled": False, "mode": "Fallback"}, **whole))
+    assert (world.ask().kill_switch, len(world.ask().fallbacks)) == (None, len(fallbacks))
+
+
+def test_what_an_external_target_is_asked_by_and_charged(world):
+    prices = {"promptPerMillion": "3"}
+    spec = {"baseURL": "https://a.example.com", "model": "m", "prices": prices}
+    world.put(llm_object("LLMExternalBackend", "outside", spec))
+    world.put(route(rules=[{"targets": [{"external": "outside"}]}], cache={"ttlSeconds": 9}))
+    found = world.ask()
+    assert (found.served_name, found.prices.prompt_per_million, found.cache_seconds) == ("m", 3, 0)
+    assert world.ask().replicas is found.replicas
+    assert not world.table.models()[0].name.startswith("external"), "it is no name that clients can ask for"
+    missing = route(rules=[{"targets": [{"external": "nowhere"}]}])
+    assert world.put(missing).ask().replicas.replicas == {}
+
+
 def test_a_route_says_how_long_and_how_often(world):
     world.put(
         route(reliability={"firstByteTimeoutSeconds": 5, "attempts": 1, "retryBudgetPercent": 0}),
@@ -168,8 +209,8 @@ def test_a_route_says_how_long_and_how_often(world):
     )
     found = world.ask()
     assert (found.timeouts.first_byte, found.timeouts.idle, found.attempts) == (5, Timeouts().idle, 1)
-    assert not found.retries.take_retry()
-    assert world.ask("d").retries.take_retry()
+    assert not found.retries.take_retry(0.0)
+    assert world.ask("d").retries.take_retry(0.0)
     assert world.ask().retries is found.retries  # whatever else changes
 
 

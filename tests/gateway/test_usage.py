@@ -1,5 +1,6 @@
 """What an answer says it took, in bytes as replicas send them."""
 
+import itertools
 import json
 
 import pytest
@@ -21,6 +22,17 @@ def test_the_usage_of_an_answer_is_found_where_it_has_one(separators):
     assert find(encoded({"usage": None})) is None
     both = encoded({"usage": {**USAGE, "completion_tokens": 1}}) + b"\n\n" + encoded({"usage": CACHED})
     assert find(both) == Usage(12, 3, 8), "the last one is the whole"
+
+
+@pytest.mark.parametrize(
+    "order", [*itertools.permutations(("completion_tokens", "prompt_tokens", "details"))]
+)
+def test_the_fields_of_a_usage_may_have_any_order(order):
+    values = {"completion_tokens": 3, "prompt_tokens": 12, "details": {"cached_tokens": 8}}
+    found = json.dumps({name: values[name] for name in order}).encode()
+    before = b'data: {"usage": {"prompt_tokens": 12, "completion_tokens": 1, "d": {"cached_tokens": 1}}}\n\n'
+    for usage in (b'data: {"choices": [], "usage": ' + found + b"}", b": usage " + found):
+        assert find(before + usage + b"\n\n") == find(usage) == Usage(12, 3, 8)
 
 
 def test_a_text_that_looks_like_a_usage_is_none():

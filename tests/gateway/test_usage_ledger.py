@@ -135,6 +135,18 @@ def test_a_budget_whose_kind_of_period_changes_is_kept_from_then_on(periods):
     assert store.usage["totalTokens"] == 60
 
 
+@pytest.mark.parametrize("periods", [("Day", "Month"), ("Month", "Day")])
+def test_what_ran_while_the_kind_of_period_changed_is_saved_in_the_new_one(periods):
+    store = Store(Budget(periods[0], tokens=100))
+    ledger, most, before = store.ledger(), Spending(1, 60, 0), store.client
+    ledger.reserve(before, most)
+    store.set_budget(Budget(periods[1], tokens=100))
+    ledger.settle(before, most, most)
+    store.save(ledger)
+    assert store.usage["totalTokens"] == 60
+    refused(ledger, store.client, most)
+
+
 @pytest.mark.parametrize(
     "usage",
     [{"period": "2026-11", "cost": "much"}, {"period": "2026-11", "cost": "NaN"}, {"period": 3}, "none", {}],

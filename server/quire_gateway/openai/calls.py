@@ -32,13 +32,17 @@ class Call:
     stream: bool = False
     max_tokens: int | None = None
     num_answers: int = 1
+    has_tools: bool = False
     is_exact: bool = False  # every replica has the same answer, token by token, and can go on with it
     prompt: tuple[str, ...] = ()  # its parts in their order; a message is its role and its text
     num_token_ids: int = 0  # of prompts that are given as these
     user: str = ""
     cache_salt: str = ""
+    #: By the route's classifier, which is asked after the rest was read.
+    request_class: str = ""
     #: How many of these parts there are up to the first message of the user; None: all are.
     num_opening: int | None = field(default=None, compare=False)
+    pins_cache: bool = False  # its prompt is kept in the replica's cache when it is over
 
     @property
     def opening(self) -> tuple[str, ...]:
@@ -60,13 +64,15 @@ def read(path: str, body: bytes | bytearray) -> Call:
     if not isinstance(model, str):
         raise bad_field("model", "must be a string")
     limits = _max_tokens(document), _num_answers(document)
-    common = (model, document.get("stream") is True, *limits, _is_exact(document))
+    has_tools = bool(document.get("tools") or document.get("functions"))
+    common = (model, document.get("stream") is True, *limits, has_tools, _is_exact(document))
     user, salt = _text(document.get("user")), _text(document.get("cache_salt"))
+    pins = document.get("cache_control") is not None
     if path != CHAT:
         prompts = document.get("prompt")
-        return Call(*common, tuple(_texts(prompts)), _num_token_ids(prompts), user, salt)
+        return Call(*common, tuple(_texts(prompts)), _num_token_ids(prompts), user, salt, pins_cache=pins)
     prompt, num_opening = _chat(document)
-    return Call(*common, prompt, 0, user, salt, num_opening)
+    return Call(*common, prompt, 0, user, salt, num_opening=num_opening, pins_cache=pins)
 
 
 def estimated_tokens(call: Call) -> int:
@@ -92,8 +98,13 @@ def with_model(body: bytes | bytearray, asked: str, served: str) -> bytes | byte
 
 def with_fields(body: bytes | bytearray, **fields: object) -> bytes:
     """The body with these fields. Raises ApiError where it is nested too deep to be written."""
+    return written({**orjson.loads(body), **fields})
+
+
+def written(document: dict[str, Any]) -> bytes:
+    """A body that was read, as JSON again. Raises ApiError where it is nested too deep to be written."""
     try:
-        return orjson.dumps({**orjson.loads(body), **fields})
+        return orjson.dumps(document)
     except TypeError as error:  # what was read can be written, but for this
         raise ApiError(400, f"The body cannot be changed: {error}") from None
 
@@ -102,6 +113,11 @@ def wants_usage(body: bytes | bytearray) -> bool:
     """Whether the stream of this request ends with a usage."""
     options = orjson.loads(body).get("stream_options")
     return isinstance(options, dict) and options.get("include_usage") is True
+
+
+def num_answers(body: bytes | bytearray) -> int:
+    """The answers that this request asks for."""
+    return _num_answers(orjson.loads(body))
 
 
 def with_half_the_tokens(body: bytes | bytearray) -> bytes | None:

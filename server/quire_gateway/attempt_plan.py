@@ -1,0 +1,60 @@
+"""Which replica is asked next for one request: never the same again, within its attempts and the budget.
+
+A further one is asked because the last one failed, or beside the first, because that is slow (a hedge). Both
+are retries, and take from one budget. Pure, with the time passed in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from quire_gateway.replica import Replica
+from quire_gateway.replicas import Model
+from quire_gateway.retry_budget import RetryBudget
+from quire_gateway.routing.router import Pick, RequestFacts, Router
+
+
+class AttemptPlan:
+    """The attempts of one request at one model. ``avoided``: replicas that are asked last, because they have
+    failed it already.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        router: Router,
+        facts: RequestFacts,
+        retries: RetryBudget,
+        most: int,
+        avoided: Sequence[str] = (),
+    ) -> None:
+        self.tried: list[str] = []
+        self._model = model
+        self._router = router
+        self._facts = facts
+        self._retries = retries
+        self._most = most
+        self._avoided = avoided
+
+    def next(self, now: float) -> Pick | None:
+        """The first replica, or another one after a failure; None: no one more is asked."""
+        others = self._model.candidates([*self.tried, *self._avoided])
+        return self._pick(others or self._model.candidates(self.tried), now)
+
+    def hedge(self, now: float) -> Pick | None:
+        """Another replica beside one that is slow; None where none is well, or there is no retry left."""
+        others = self._model.candidates([*self.tried, *self._avoided])
+        return self._pick([one for one in others if self._is_well(one)], now)
+
+    def _is_well(self, replica: Replica) -> bool:
+        return not self._model.outliers.is_ejected(replica.endpoint.uid)
+
+    def _pick(self, candidates: Sequence[Replica], now: float) -> Pick | None:
+        if not candidates or len(self.tried) >= self._most:
+            return None
+        if self.tried and not self._retries.take_retry(now):
+            return None
+        choice = self._router.pick(self._facts, candidates, now)
+        if choice is not None:
+            self.tried.append(choice.replica.endpoint.uid)
+        return choice
