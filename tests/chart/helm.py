@@ -52,6 +52,7 @@ MATRIX: dict[str, tuple[str, ...]] = {
         "--set", "monitoring.dashboard.enabled=true",
     ),
     "gateway": GATEWAY,
+    "batch": (*GATEWAY, "--set", "batch.enabled=true"),
     "one gateway": (
         *GATEWAY, "--set", "gateway.replicas=1,gateway.autoscaling.enabled=false",
         "--set", "gateway.signingKey.enabled=false",

@@ -8,9 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from e2e.api import specs
 from quire_gateway.request_signing import TOKEN_HEADER, Identity, RequestSigner
 from quire_gateway.settings import Settings
+from quire_operator import resources
 from quire_operator.settings import Settings as OperatorSettings
+from quire_operator.spec import parse as parse_spec
 from quire_server.api.gateway_tokens import GatewayKeys
 from tests.chart.helm import (
     CHART,
@@ -28,16 +31,18 @@ from tests.chart.helm import (
 )
 from tests.chart.test_rights import granted
 
-KINDS = ("llmroutes", "llmclients", "llmdeployments")
+OPERATOR = OperatorSettings(engine_image="quire-server:1")
+KINDS = ("llmroutes", "llmclients", "llmexternalbackends", "llmdeployments")
 RIGHTS = {
     ("discovery.k8s.io", "endpointslices"): {"list", "watch"},
     **{("serving.quire.dev", kind): {"list", "watch"} for kind in KINDS},
-    **{("serving.quire.dev", f"{kind}/status"): {"patch"} for kind in KINDS[:2]},
+    **{("serving.quire.dev", f"{kind}/status"): {"patch"} for kind in KINDS[:3]},
+    ("events.k8s.io", "events"): {"create"},
 }
 LEASES = {("coordination.k8s.io", "leases"): {"create", "patch", "list", "watch", "delete"}}
 
 NAME = "quire-gateway"
-WITH_GATEWAY = ("gateway", "one gateway", "prometheus", "bare", "everything")
+WITH_GATEWAY = ("batch", "gateway", "one gateway", "prometheus", "bare", "everything")
 
 
 def ours(bodies: list[Body]) -> list[Body]:
@@ -101,12 +106,71 @@ def test_the_gateway_parses_the_environment_that_the_chart_renders(name: str) ->
         assert read.signing_key is None and "volumes" not in pod(*MATRIX[name])
         assert not read.peer_service and not ports
     else:
-        (mount,), (volume,) = container["volumeMounts"], pod(*MATRIX[name])["volumes"]
+        mount, volume = container["volumeMounts"][0], pod(*MATRIX[name])["volumes"][0]
         assert str(read.signing_key) == f"{mount['mountPath']}/tls.key"
         assert volume["secret"]["secretName"] == "my-key"
         assert {"peers": read.peer_port} == ports
         service = named(render(*MATRIX[name]), "Service", read.peer_service)["spec"]
         assert (service["clusterIP"], service["ports"][0]["targetPort"]) == ("None", "peers")
+
+
+def test_the_url_of_a_limit_store_is_a_mounted_file_and_its_port_is_open() -> None:
+    store = "gateway.limitStore.urlSecretRef.name=valkey,gateway.limitStore.onLoss=Deny"
+    values = (*GATEWAY, "--set", f"{store},gateway.limitStore.port=6380")
+    read, bare = settings(*values), settings(*GATEWAY)
+    (container,) = pod(*values)["containers"]
+    (volume,) = [one for one in pod(*values)["volumes"] if one["name"] == "limit-store"]
+    (mount,) = [one for one in container["volumeMounts"] if one["name"] == "limit-store"]
+
+    assert str(read.limit_store_url) == f"{mount['mountPath']}/url" and read.denies_without_store
+    assert volume["secret"]["secretName"] == "valkey" and mount["readOnly"]
+    assert "valkey" not in str(container["env"]), "nothing of the Secret is in the environment"
+    ports = [
+        port["port"]
+        for rule in named(render(*values), "NetworkPolicy", NAME)["spec"]["egress"]
+        for port in rule.get("ports", ())
+    ]
+    assert 6380 in ports
+    assert bare.limit_store_url is None and "limit-store" not in str(pod(*GATEWAY))
+
+
+def collector(*values: str) -> list[Body]:
+    """Where the gateway may connect to because of its collector."""
+    rules = [named(render(*GATEWAY, *each), "NetworkPolicy", NAME)["spec"]["egress"] for each in (values, ())]
+    return [rule for rule in rules[0] if rule not in rules[1]]
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    [
+        "http://otel.monitoring:4318",
+        "http://otel.ops.svc.cluster.local",
+        "http://otel:4318",
+        "http://10.1.2.3:4318",
+        "https://traces.example.com",
+    ],
+)
+def test_traces_go_to_the_collector_alone_by_the_rule_that_the_operator_has_for_model_servers(
+    endpoint: str,
+) -> None:
+    values = ("--set", f"gateway.tracing.endpoint={endpoint},gateway.tracing.samplingRatePerMillion=10000")
+    read = settings(*GATEWAY, *values)
+    assert (read.otlp_endpoint, read.trace_sample_ratio) == (endpoint, 0.01)
+    tracing = {"tracing": {"endpoint": endpoint}}
+    model = resources.build(parse_spec(specs.minimal(observability=tracing)), OPERATOR)
+    (policy,) = [child for child in model if child["kind"] == "NetworkPolicy"]
+    (rule,) = collector(*values)
+    assert rule == policy["spec"]["egress"][1]
+
+
+def test_without_a_collector_there_are_no_traces_and_what_is_no_address_is_rejected() -> None:
+    read = settings(*GATEWAY)
+    assert (read.otlp_endpoint, collector()) == ("", [])
+    assert "endpoint" in refusal("gateway.tracing.endpoint=collector:4318")
+
+
+def test_a_policy_for_a_lost_limit_store_that_does_not_exist_is_rejected() -> None:
+    assert "onLoss" in refusal("gateway.limitStore.onLoss=Panic")
 
 
 @pytest.mark.parametrize("required", [False, True])
@@ -174,6 +238,65 @@ def test_it_serves_the_watched_namespaces_unless_others_are_named_and_never_all(
 def test_a_gateway_without_an_image_is_rejected_with_a_remedy() -> None:
     remedy = "such as --set gateway.image.repository=registry.example.com/team/quire-gateway"
     assert remedy in refusal("gateway.image.repository=")
+
+
+EXTERNAL = (
+    "--set-json",
+    'gateway.externalSecrets=[{"name":"openai","hosts":["api.openai.com"],"namespaces":["team-a"]},{"name":"b","hosts":["*.b.com"]}]',
+    "--set-json",
+    'gateway.externalEgress=[{"cidr":"0.0.0.0/0","except":["10.0.0.0/8"]},{"cidr":"10.20.0.0/16","ports":[8443]}]',
+    "--set-json",
+    'gateway.externalPrivateNetworks=["10.20.0.0/16","fd00::/8"]',
+)
+
+
+@pytest.mark.parametrize("name", ["gateway", "one gateway"])
+def test_secrets_of_external_backends_are_mounted_where_the_gateway_reads_them(name: str) -> None:
+    values = (*MATRIX[name], *EXTERNAL)
+    read, spec = settings(*values), pod(*values)
+    assert [(one.name, one.hosts, one.namespaces) for one in read.external_secrets] == [
+        ("openai", ("api.openai.com",), ("team-a",)),
+        ("b", ("*.b.com",), ()),
+    ]
+    assert [str(one) for one in read.external_networks] == ["10.20.0.0/16", "fd00::/8"]
+    mounts = {each["name"]: each for each in spec["containers"][0]["volumeMounts"]}
+    volumes = {each["name"]: each["secret"] for each in spec["volumes"]}
+    assert mounts.keys() == volumes.keys()
+    found = {volume["secretName"]: mounts[name]["mountPath"] for name, volume in volumes.items()}
+    for secret in read.external_secrets:
+        assert found[secret.name] == str(read.external_secrets_dir / secret.name)
+    assert all(volume["optional"] for name, volume in volumes.items() if name.startswith("external"))
+    plain = settings(*MATRIX[name])
+    assert plain.external_secrets == plain.external_networks == ()
+
+
+def test_the_network_policy_opens_what_the_values_say_and_else_nothing_outside() -> None:
+    def outside(*values: str) -> list[Body]:
+        policy = named(render(*GATEWAY, *values), "NetworkPolicy", NAME)["spec"]
+        return [rule for rule in policy["egress"] if "ipBlock" in str(rule)]
+
+    assert outside() == []
+    whole, private = outside(*EXTERNAL)
+    assert whole["to"] == [{"ipBlock": {"cidr": "0.0.0.0/0", "except": ["10.0.0.0/8"]}}]
+    assert whole["ports"] == [{"port": 443, "protocol": "TCP"}]
+    assert private["to"] == [{"ipBlock": {"cidr": "10.20.0.0/16"}}]
+    assert private["ports"] == [{"port": 8443, "protocol": "TCP"}]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        'gateway.externalSecrets=[{"name":"openai"}]',
+        'gateway.externalSecrets=[{"name":"openai","hosts":[]}]',
+        'gateway.externalSecrets=[{"name":"openai","hosts":["*"]}]',
+        'gateway.externalEgress=[{"cidr":"everywhere"}]',
+        'gateway.externalPrivateNetworks=["10.0.0.1"]',
+    ],
+)
+def test_a_secret_needs_its_hosts_and_a_network_its_mask(values: str) -> None:
+    chart = ("template", "quire", str(CHART), "--kube-version", "1.34.0")
+    done = run(*chart, *IMAGES, *GATEWAY, "--set-json", values)
+    assert done.returncode != 0 and values.partition("=")[0].removeprefix("gateway.") in done.stderr
 
 
 def keys_in(bodies: list[Body]) -> dict[str, dict[str, str]]:

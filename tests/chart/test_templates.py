@@ -122,7 +122,9 @@ def test_values_and_their_schema_have_the_same_fields() -> None:
     compare(values, schema, "")
 
 
-@pytest.mark.parametrize("plural", ["llmdeployments", "acceleratorprofiles", "llmroutes", "llmclients"])
+@pytest.mark.parametrize(
+    "plural", ["llmdeployments", "acceleratorprofiles", "llmroutes", "llmclients", "llmexternalbackends"]
+)
 def test_the_rendered_crds_equal_the_canonical_ones_and_are_kept_on_uninstall(plural: str) -> None:
     kind, name = "CustomResourceDefinition", f"{plural}.serving.quire.dev"
     canonical = yaml.safe_load((ROOT / "crds" / f"{plural}.yaml").read_text(encoding="utf-8"))
@@ -188,7 +190,8 @@ def test_two_replicas_by_default_and_a_pod_disruption_budget_only_for_more_than_
 
 @pytest.mark.parametrize("name", MATRIX)
 def test_pods_satisfy_the_restricted_pod_security_standard(name: str) -> None:
-    for deployment in of_kind(render(*MATRIX[name]), "Deployment"):
+    rendered = render(*MATRIX[name])
+    for deployment in (*of_kind(rendered, "Deployment"), *of_kind(rendered, "StatefulSet")):
         pod = deployment["spec"]["template"]["spec"]
         (only,) = pod["containers"]
 
@@ -200,7 +203,8 @@ def test_pods_satisfy_the_restricted_pod_security_standard(name: str) -> None:
             "capabilities": {"drop": ["ALL"]},
         }
         volumes = {next(iter(v.keys() - {"name"})) for v in pod.get("volumes", [])}
-        assert volumes <= {"emptyDir", "secret"}, "a Secret only where it is needed"
+        public = {"configMap"} if name == "batch" else set()
+        assert volumes <= {"emptyDir", "secret", *public}, "a Secret only where it is needed"
         has_key = deployment["metadata"]["name"] == "quire-gateway" and name != "one gateway"
         assert ("secret" not in volumes) or name == "cert-manager" or has_key
         assert not {"hostNetwork", "hostPID", "hostIPC"} & pod.keys()

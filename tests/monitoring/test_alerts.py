@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from docs.alerting import FAULTS, GATEWAY_FAULTS, MEASURES
+from docs.alerting import BATCH_FAULTS, FAULTS, GATEWAY_FAULTS, MEASURES
 from e2e.cluster import prometheus
 
 ROOT = Path(__file__).parents[2]
@@ -112,8 +112,107 @@ GATEWAY_CASES: dict[str, tuple[Series, dict[str, set[str]]]] = {
         {'gateway_requests_in_flight{namespace="q",pod="g-0"}': "0+0x45 stale _x14"},
         {"QuireGatewayGone": {"critical"}},
     ),
+    "a gateway has lost its limit store": (
+        {
+            f'gateway_limit_store_up{{namespace="q",pod="{pod}"}}': constant(value)
+            for pod, value in (("g-0", 1), ("g-1", 0))
+        },
+        {"QuireGatewayLimitStoreLost": {"warning"}},
+    ),
+    "every gateway has its limit store": (
+        {'gateway_limit_store_up{namespace="q",pod="g-0"}': constant(1)},
+        {},
+    ),
     "an idle gateway": ({'gateway_requests_in_flight{namespace="q",pod="g-0"}': constant(0)}, {}),
 }
+
+
+def batch(metric: str, values: str, pod: str = "b-0", **labels: str) -> Series:
+    pairs = {"namespace": "q", "pod": pod, **labels}
+    selector = ",".join(f'{name}="{value}"' for name, value in pairs.items())
+    return {f"batch_{metric}{{{selector}}}": values}
+
+
+def workers(open_batches: str, lines: dict[str, str], pods: tuple[str, ...] = ("b-0", "b-1")) -> Series:
+    """Several quire-batch that run, each of which says what is open in their database."""
+    series: Series = {}
+    for pod in pods:
+        series |= batch("lines_in_flight", constant(0), pod)
+        series |= batch("open_batches", open_batches, pod, status="in_progress")
+        series |= batch("open_batches", constant(0), pod, status="validating")
+        for status, values in lines.items():
+            series |= batch("lines_total", values, pod, status=status)
+    return series
+
+
+NO_LINES = {"done": constant(0), "failed": constant(0), "error": constant(0)}
+BATCH_CASES: dict[str, tuple[Series, dict[str, set[str]]]] = {
+    "no batch is open": (workers(constant(0), NO_LINES), {}),
+    "batches do not progress": (
+        workers(constant(2), NO_LINES), {"QuireBatchesStall": {"warning"}}
+    ),
+    "batches did not progress for half an hour, and do now": (
+        workers(constant(2), {**NO_LINES, "done": "0+0x45 1+1x14"}), {}
+    ),
+    "one batch of two workers progresses": (
+        {**workers(constant(2), NO_LINES), **batch("lines_total", counter(1), "b-1", status="done")}, {}
+    ),
+    "a batch of a day ago cannot be ended, and others progress": (
+        {
+            **workers(constant(2), {"done": counter(10)}),
+            **batch("oldest_age_seconds", "90100+60x60"),
+        },
+        {"QuireBatchesStall": {"warning"}},
+    ),
+    "a batch is as old as it may be": (
+        {**workers(constant(2), {"done": counter(10)}), **batch("oldest_age_seconds", constant(86_400))}, {}
+    ),
+    "6 % of lines fail because of servers": (
+        workers(constant(1), {"done": counter(94), "error": counter(6)}),
+        {"QuireBatchLinesFail": {"warning"}},
+    ),
+    "4 % of lines fail because of servers, and many by themselves": (
+        workers(constant(1), {"done": counter(60), "error": counter(4), "failed": counter(36)}), {}
+    ),
+    "few lines fail": (workers(constant(1), {"done": counter(0.2), "error": counter(0.2)}), {}),
+    "webhooks fail": (
+        {
+            **batch("webhooks_total", counter(0.4), status="failed"),
+            **batch("webhooks_total", counter(0.2), status="delivered"),
+        },
+        {"QuireBatchWebhooksFail": {"warning"}},
+    ),
+    "one receiver of many is away": (
+        {
+            **batch("webhooks_total", counter(0.4), status="failed"),
+            **batch("webhooks_total", counter(4), status="delivered"),
+        },
+        {},
+    ),
+    "one webhook is given up": (batch("webhooks_total", "0+0x30 6+0x29", status="failed"), {}),
+    "one worker has lost the database": (
+        {**workers(constant(0), NO_LINES), **batch("lines_in_flight", constant(1), "b-2")},
+        {"QuireBatchDatabaseLost": {"critical"}},
+    ),
+    "the database was away for a minute": (
+        {
+            **batch("lines_in_flight", constant(1)),
+            **batch("open_batches", "0+0x53 stale 0+0x5", status="in_progress"),
+        },
+        {},
+    ),
+    "the disk is full": (
+        batch("store_errors_total", counter(2)), {"QuireBatchStoreFails": {"warning"}}
+    ),
+    "a failure now and then": (batch("store_errors_total", counter(0.5)), {}),
+    "quire-batch is gone for ten minutes": (
+        {
+            **batch("lines_in_flight", "0+0x45 stale _x14"),
+            **batch("open_batches", "0+0x45 stale _x14", status="validating"),
+        },
+        {"QuireBatchGone": {"critical"}},
+    ),
+}  # fmt: skip
 # name: series, the alerts that fire on them with their severities
 CASES: dict[str, tuple[Series, dict[str, set[str]]]] = {
     "no series": ({}, {}),
@@ -177,6 +276,7 @@ CASES: dict[str, tuple[Series, dict[str, set[str]]]] = {
     "one of two models is Ready": ({**LEADER, READY % 0: constant(1)}, {}),
     "suspended": ({**LEADER, READY % 0: "0+0x30 stale _x29"}, {}),
     **GATEWAY_CASES,
+    **BATCH_CASES,
     "one failed": ({**LEADER, FAILS: "0 1+0x60"}, {}),
 }  # fmt: skip
 
@@ -223,6 +323,7 @@ def run_cases(promtool: str, folder: Path, rules: Path) -> subprocess.CompletedP
     return run(promtool, "test", "rules", str(file))
 
 
+@pytest.mark.deep
 def test_a_warning_is_raised_from_the_near_edge_of_its_band_and_a_critical_one_from_the_far(
     promtool: str, tmp_path: Path
 ) -> None:
@@ -231,6 +332,7 @@ def test_a_warning_is_raised_from_the_near_edge_of_its_band_and_a_critical_one_f
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     ("bound", "other"), [("> 50\n", "> 60\n"), ("> 200\n", "> 210\n"), ("< 0.7 ", "< 0.6 ")]
 )
@@ -249,7 +351,7 @@ def test_every_alert_is_tested_at_every_severity(promtool: str) -> None:
     }
     known = {
         (rule["alert"], rule["labels"]["severity"])
-        for one in (*MEASURES, *FAULTS, *GATEWAY_FAULTS)
+        for one in (*MEASURES, *FAULTS, *GATEWAY_FAULTS, *BATCH_FAULTS)
         for rule in one.rules()
     }
 

@@ -1,5 +1,5 @@
 """The chart's dashboard: its layout, and each query against a Prometheus that scraped a real server, a real
-gateway and the operator's own metrics.
+gateway, a real quire-batch and the operator's own metrics.
 """
 
 from __future__ import annotations
@@ -18,11 +18,14 @@ from typing import Any
 import httpx
 import pytest
 import yaml
+from openai import OpenAI
 
 from e2e.cluster import prometheus
 from e2e.ports import free_port
 from quire_operator import metrics as operator_metrics
 from quire_operator.metrics import Metrics
+from tests.batch.launch import Batch, Signer, close_clients, line, sdk, submit, wait_over, write_keys
+from tests.batch.stub_gateway import StubGateway
 from tests.gateway.kube_stub import NAMESPACE, KubeStub, endpoint_slice, llm_object
 from tests.gateway.launch import Gateway
 from tests.server.launch import NO_TLS, Server
@@ -44,15 +47,17 @@ ASK = {"model": "tiny", "prompt": "Once upon a time, " * 10, "max_tokens": 20, "
 class Prometheus:
     """A Prometheus that scrapes a server twice a second, with the labels of the chart's PodMonitor."""
 
-    def __init__(self, directory: Path, model: str, operator: str, gateway: str) -> None:
+    def __init__(self, directory: Path, model: str, operator: str, gateway: str, batch: str) -> None:
         port = free_port()
         self.url = f"http://127.0.0.1:{port}"
         labels = {"namespace": "team-a", "llmdeployment": "tiny", "pod": "tiny-0"}
         operators = {"namespace": "quire-system", "pod": "quire-operator-0"}
         gateways = {"namespace": "quire-system", "pod": "quire-gateway-0"}
+        batches = {"namespace": "quire-system", "pod": "quire-batch-0"}
         jobs = [
             {"job_name": "models", "static_configs": [{"targets": [model], "labels": labels}]},
             {"job_name": "gateway", "static_configs": [{"targets": [gateway], "labels": gateways}]},
+            {"job_name": "batch", "static_configs": [{"targets": [batch], "labels": batches}]},
             {
                 "job_name": "operator",
                 "honor_labels": True,
@@ -124,6 +129,15 @@ def gateway_before(server: Server, directory: Path) -> Iterator[Gateway]:
             yield gateway.wait_replicas(2)
 
 
+@contextmanager
+def batches_before(directory: Path) -> Iterator[tuple[Batch, OpenAI]]:
+    """A quire-batch before a gateway that is a stub, and a client of it."""
+    keys = write_keys(directory / "keys")
+    with StubGateway() as stub, Batch(stub.url, keys, directory / "batches") as batch:
+        yield batch.wait_ready(), sdk(batch, Signer(keys))
+        close_clients()
+
+
 @pytest.fixture(scope="module")
 def scraped(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
     directory = tmp_path_factory.mktemp("scraped")
@@ -134,7 +148,9 @@ def scraped(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pr
     ):
         server.wait_ready()
         gateway = opened.enter_context(gateway_before(server, directory))
-        running = Prometheus(directory, f"127.0.0.1:{server.port}", operator, f"127.0.0.1:{gateway.port}")
+        batch, client = opened.enter_context(batches_before(directory))
+        addresses = [f"127.0.0.1:{each.port}" for each in (server, gateway, batch)]
+        running = Prometheus(directory, addresses[0], operator, *addresses[1:])
         try:
             _wait_for("the first scrape", running, 'llm_requests_total{status="success"}', 0)
             for _ in range(3):
@@ -148,6 +164,9 @@ def scraped(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pr
             )
             ask_through(gateway, 1000)
             _wait_for("the gateway", running, "sum(increase(gateway_requests_total[1m]))", 8)
+            _wait_for("quire-batch", running, "sum(batch_open_batches)", 0)
+            assert wait_over(client, submit(client, line(1), line(2)).id).request_counts.completed == 2
+            _wait_for("its lines", running, "sum(increase(batch_lines_total[1m]))", 1)
             _wait_for("the operator", running, "sum(increase(quire_operator_reconcile_total[1m]))", 1)
             yield running
         finally:
@@ -258,7 +277,7 @@ def test_counters_and_histograms_are_shown_as_rates_and_no_data_source_is_hard_c
     for name, expression in QUERIES.items():
         for metric in re.findall(r"\b\w[\w:]*_(?:total|bucket|sum|count)\b", expression):
             assert f"rate({metric}" in expression, name
-        of_all = "quire_operator_" in expression or "gateway_" in expression  # without labels of one
+        of_all = re.search(r"\b(quire_operator|gateway|batch)_", expression)  # without labels of one
         assert of_all or ("$namespace" in expression and "$llmdeployment" in expression), name
     sources = set(re.findall(r'"uid": "([^"]*)"', json.dumps(DASHBOARD))) - {DASHBOARD["uid"]}
     assert sources == {"${datasource}"}

@@ -158,20 +158,22 @@ keda/keda              -              -              yes           yes          
 203.0.113.7            -              -              yes           -             yes
 """
 
-# The gateway serves its own namespace, and whom its values name: here partner's clients.
+# The gateway serves its own namespace, and whom its values name: here partner's clients. quire-batch serves
+# the gateway alone.
 ADMITTED_BY_THE_GATEWAY = """
-from                   gateway:8080  gateway:8082
-quire-system/operator  -             -
-quire-system/gateway   -             yes
-quire-system/client    yes           -
-partner/client         yes           -
-team-a/client          -             -
-team-a/plain           -             -
-team-b/client          -             -
-gateways/gateway       -             -
-monitoring/prometheus  yes           -
-10.0.0.1               yes           yes
-203.0.113.7            -             -
+from                   gateway:8080  gateway:8082  batch:8080
+quire-system/operator  -             -             -
+quire-system/gateway   -             yes           yes
+quire-system/batch     yes           -             -
+quire-system/client    yes           -             -
+partner/client         yes           -             -
+team-a/client          -             -             -
+team-a/plain           -             -             -
+team-b/client          -             -             -
+gateways/gateway       -             -             -
+monitoring/prometheus  yes           -             yes
+10.0.0.1               yes           yes           yes
+203.0.113.7            -             -             -
 """
 
 # The ports of a group of pods (7600 of its leader, and those that gloo and NCCL choose) are open to its own
@@ -297,22 +299,22 @@ team-a/client 7602         -      -              -      -
 
 # The chart opens 443 and 6443 to every address, because it does not know the API server's.
 REACHED_BY_THE_CHART = """
-to                      operator  adapter  gateway
-kube-system/dns 53/UDP  yes       yes      yes
-10.0.0.10 6443          yes       yes      yes
-203.0.113.7 443         yes       yes      yes
-203.0.113.7 80          -         -        -
-hubs/mirror 80          -         -        -
-team-a/client 8000      -         -        -
-team-a/client 8001      -         -        -
-team-a/open 8000        -         yes      yes
-team-a/open 8001        yes       -        yes
-team-b/impostor 8000    -         yes      -
-team-b/impostor 8001    yes       -        -
-169.254.169.254 80      -         -        -
-169.254.169.254 988     -         -        -
-169.254.170.23 80       -         -        -
-fd00:ec2::254 80        -         -        -
+to                      operator  adapter  gateway  batch
+kube-system/dns 53/UDP  yes       yes      yes      yes
+10.0.0.10 6443          yes       yes      yes      -
+203.0.113.7 443         yes       yes      yes      -
+203.0.113.7 80          -         -        -        -
+hubs/mirror 80          -         -        -        -
+team-a/client 8000      -         -        -        -
+team-a/client 8001      -         -        -        -
+team-a/open 8000        -         yes      yes      -
+team-a/open 8001        yes       -        yes      -
+team-b/impostor 8000    -         yes      -        -
+team-b/impostor 8001    yes       -        -        -
+169.254.169.254 80      -         -        -        -
+169.254.169.254 988     -         -        -        -
+169.254.170.23 80       -         -        -        -
+fd00:ec2::254 80        -         -        -        -
 """
 
 
@@ -343,11 +345,12 @@ def pods_of(made: tuple[Body, ...]) -> list[Body]:
 @functools.cache
 def world() -> World:
     built = [children(name) for name in SPECS]
-    chart = helm.render(*helm.GATEWAY)
+    chart = helm.render(*helm.MATRIX["batch"])
     templates = {
         short: helm.named(chart, "Deployment", f"quire-{name}")["spec"]["template"]
         for short, name in (("operator", "operator"), ("adapter", "metrics-adapter"), ("gateway", "gateway"))
     }
+    templates["batch"] = helm.named(chart, "StatefulSet", "quire-batch")["spec"]["template"]
     (plain,) = [child["spec"]["template"] for child in children("plain") if child["kind"] == "Deployment"]
     (decode,) = [
         child["spec"]["template"]
@@ -374,7 +377,7 @@ def full_name(name: str) -> str:
     """A pod with no namespace in a heading is the chart's or one of team-a."""
     if "/" in name:
         return name
-    return f"quire-system/{name}" if name in ("operator", "adapter", "gateway") else f"team-a/{name}"
+    return f"quire-system/{name}" if name in ("operator", "adapter", "gateway", "batch") else f"team-a/{name}"
 
 
 def admission(row: str, heading: str) -> Connection:

@@ -65,6 +65,20 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{ include "quire.release" . }}
 {{- end }}
 
+{{- define "quire.batch.name" -}}
+{{ printf "%s-batch" .Release.Name | trunc 63 | trimSuffix "-" }}
+{{- end }}
+
+{{- define "quire.batch.selector" -}}
+app.kubernetes.io/name: quire-batch
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{- define "quire.batch.labels" -}}
+{{ include "quire.batch.selector" . }}
+{{ include "quire.release" . }}
+{{- end }}
+
 {{- /* Whose models it serves, as JSON. Never all: a model is asked for by its name alone, and a tenant could take it. */ -}}
 {{- define "quire.gateway.namespaces" -}}
 {{- $namespaces := .Values.gateway.namespaces | default .Values.watchNamespaces -}}
@@ -82,11 +96,15 @@ app.kubernetes.io/instance: {{ .Release.Name }}
   verbs: [list, watch]
 # What clients may ask for; status says what was applied.
 - apiGroups: [serving.quire.dev]
-  resources: [llmroutes, llmclients, llmdeployments]
+  resources: [llmroutes, llmclients, llmexternalbackends, llmdeployments]
   verbs: [list, watch]
 - apiGroups: [serving.quire.dev]
-  resources: [llmroutes/status, llmclients/status]
+  resources: [llmroutes/status, llmclients/status, llmexternalbackends/status]
   verbs: [patch]
+# What its users have to notice.
+- apiGroups: [events.k8s.io]
+  resources: [events]
+  verbs: [create]
 {{- end }}
 
 {{- /* repository@digest, or repository:tag; called with (list root "image", "engineImage" or "gateway.image") */ -}}
@@ -195,4 +213,32 @@ references to them are restricted by their labels. */ -}}
 {{- $pairs := list -}}
 {{- range $key, $value := . }}{{ $pairs = append $pairs (printf "%s=%s" $key $value) }}{{ end -}}
 {{ join "," $pairs }}
+{{- end }}
+
+{{- /*
+Egress to a trace collector, as narrow as its address allows, and as the operator has it for model servers: one address,
+the namespace of a Service or, since a policy cannot contain DNS names, its port at any address but those at which nodes
+get credentials.
+*/ -}}
+{{- define "quire.gateway.toCollector" -}}
+{{- $url := urlParse . -}}
+{{- $host := $url.hostname -}}
+{{- $port := trimPrefix ":" (trimPrefix $host $url.host) | default (ternary "443" "80" (eq $url.scheme "https")) -}}
+{{- $labels := splitList "." $host -}}
+# The collector of traces.
+- to:
+    {{- if regexMatch "^[0-9]+([.][0-9]+){3}$" $host }}
+    - ipBlock: {cidr: {{ $host }}/32}
+    {{- else if eq (len $labels) 1 }}
+    - podSelector: {}
+    {{- else if or (eq (len $labels) 2) (eq (index $labels 2) "svc") }}
+    - namespaceSelector:
+        matchLabels: {kubernetes.io/metadata.name: {{ index $labels 1 }}}
+    {{- else }}
+    - namespaceSelector: {}
+    - ipBlock: {cidr: 0.0.0.0/0, except: [169.254.0.0/16]}
+    - ipBlock: {cidr: "::/0", except: ["fd00:ec2::/32", "fe80::/10"]}
+    {{- end }}
+  ports:
+    - {port: {{ $port }}, protocol: TCP}
 {{- end }}
