@@ -24,6 +24,7 @@ Record = Callable[[str, object], None]
 Steps = dict[str, dict[str, Body]]
 
 
+@pytest.mark.deep
 @pytest.mark.chaos(
     2, fault=f"every request answered with 503 for {OUTAGE_SECONDS} s", proof="answers counted"
 )
@@ -45,6 +46,7 @@ def test_the_operator_survives_a_minute_of_503_responses(
     record_property("measured", f"caught up in {seconds:.1f} s")
 
 
+@pytest.mark.deep
 @pytest.mark.chaos(
     2, fault=f"kube-apiserver killed, gone for {OUTAGE_SECONDS} s", proof="connections refused"
 )
@@ -71,6 +73,7 @@ def test_the_operator_survives_a_minute_without_an_api_server(
     record_property("measured", f"caught up in {seconds:.1f} s")
 
 
+@pytest.mark.deep
 @pytest.mark.api
 @pytest.mark.chaos(
     3,

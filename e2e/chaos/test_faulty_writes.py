@@ -23,6 +23,7 @@ SHARE = 0.2
 STORM_SECONDS = 40
 
 
+@pytest.mark.deep
 @pytest.mark.api
 @pytest.mark.timeout(240)
 @pytest.mark.chaos(

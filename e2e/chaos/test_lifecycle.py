@@ -24,6 +24,7 @@ Steps = dict[str, dict[str, Body]]
 CRD_PATH = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{CRD['metadata']['name']}"
 
 
+@pytest.mark.deep
 @pytest.mark.chaos(
     10, fault="a namespace with LLMDeployments deleted, once with no operator", proof="Terminating"
 )
@@ -63,6 +64,7 @@ def exists(world: World, namespace: str) -> bool:
     return True
 
 
+@pytest.mark.deep
 @pytest.mark.chaos(
     11,
     fault="the CRD upgraded over an object that it calls invalid, and one with a field that went",
@@ -127,6 +129,7 @@ def accepts(world: World, namespace: str, spec: Body) -> bool:
     return True
 
 
+@pytest.mark.deep
 @pytest.mark.chaos(12, fault="the node under a model's pod is lost", proof="its pod is Terminating for ever")
 def test_a_pod_on_a_lost_node_is_replaced_and_counted_once(
     world: World, namespace: str, start: Start

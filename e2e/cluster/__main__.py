@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from e2e.cluster import lifecycle, plan, programs, prometheus
+from e2e.cluster import lifecycle, plan, postgresql, programs, prometheus, valkey
 from e2e.cluster.errors import ClusterError
 from e2e.cluster.layout import MAX_NODES, Checkout, foreign_kubeconfig
 
@@ -58,6 +58,8 @@ def _run(command: str, root: Path, only: tuple[str, ...], nodes: int | None) -> 
     if command == "setup":
         lifecycle.setup(checkout)
         prometheus.unpack(checkout.state)  # for tests: `up` does without
+        postgresql.unpack(checkout.state)
+        valkey.unpack(checkout.state)
         return
     foreign = foreign_kubeconfig(checkout, os.environ)
     if foreign is not None:

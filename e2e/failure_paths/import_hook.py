@@ -18,9 +18,11 @@ if TYPE_CHECKING:
 
 from e2e.failure_paths import recorder
 
-#: The operator and its metrics adapter; of the server, what the engine process consists of, and the two
-#: processes that judge it.
+#: The gateway and quire-batch; the operator and its metrics adapter; of the server, what the engine process
+#: consists of, and the two processes that judge it.
 PACKAGES = (
+    "quire_batch",
+    "quire_gateway",
     "quire_metrics_adapter",
     "quire_operator",
     "quire_server.core",

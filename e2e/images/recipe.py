@@ -48,7 +48,7 @@ GATEWAY = Recipe(
     name="quire-gateway",
     dockerfile="server/gateway.Dockerfile",
     requirements=("requirements/uv.txt", "requirements/gateway.txt"),
-    packages=("server/quire_gateway", "server/quire_http"),
+    packages=("server/quire_batch", "server/quire_gateway", "server/quire_http"),
 )
 # The small ones first: a broken Dockerfile shows before the heavy one is built.
 IMAGES = (OPERATOR, GATEWAY, SERVER)

@@ -49,10 +49,10 @@ def hub_manifests(namespace: str, image: str, token: str, directory: Path) -> li
     container = {
         "command": [PYTHON, "/code/fake_hub.py", "/models", "/token/token", "/tls/tls.crt", "/tls/tls.key"],
         "volumeMounts": [
-            _mount("model", "/models"),
-            _mount("code", "/code"),
-            _mount("token", "/token"),
-            _mount("tls", "/tls"),
+            mount("model", "/models"),
+            mount("code", "/code"),
+            mount("token", "/token"),
+            mount("tls", "/tls"),
         ],
     }
     volumes = [
@@ -75,7 +75,7 @@ def hub_manifests(namespace: str, image: str, token: str, directory: Path) -> li
             "metadata": {**metadata, "name": CA_BUNDLE},
             "data": bundle,
         },
-        *_service_and_pod(metadata, image, container, volumes),
+        *service_and_pod(metadata, image, container, volumes),
     ]
 
 
@@ -93,8 +93,8 @@ def store_manifests(namespace: str, image: str, secret: str) -> list[Manifest]:
         "volumeMounts": [
             {"name": "tmp", "mountPath": "/tmp"},
             {"name": "buckets", "mountPath": "/buckets"},
-            _mount("model", "/buckets/models/smollm2"),
-            _mount("program", "/program"),
+            mount("model", "/buckets/models/smollm2"),
+            mount("program", "/program"),
         ],
     }
     volumes = [
@@ -104,15 +104,15 @@ def store_manifests(namespace: str, image: str, secret: str) -> list[Manifest]:
     ]
     return [
         {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "stringData": keys},
-        *_service_and_pod(metadata, image, container, volumes),
+        *service_and_pod(metadata, image, container, volumes),
     ]
 
 
-def _mount(name: str, path: str) -> Manifest:
+def mount(name: str, path: str) -> Manifest:
     return {"name": name, "mountPath": path, "readOnly": True}
 
 
-def _service_and_pod(
+def service_and_pod(
     metadata: Manifest, image: str, container: Manifest, volumes: list[Manifest]
 ) -> list[Manifest]:
     """A Service and its pod."""

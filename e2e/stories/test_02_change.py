@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
+
 from e2e.stories.deployment import SERVED_NAME, LLMDeployment
 from e2e.stories.load import StreamLoad
 from e2e.stories.waiting import eventually
@@ -24,6 +26,7 @@ def test_a_rolling_update_breaks_no_stream(deploy: Callable[..., LLMDeployment])
     assert load.broken == []
 
 
+@pytest.mark.deep
 def test_a_new_restart_id_replaces_the_pods_and_paused_delays_a_change(
     deploy: Callable[..., LLMDeployment],
 ) -> None:
@@ -42,6 +45,7 @@ def test_a_new_restart_id_replaces_the_pods_and_paused_delays_a_change(
     assert second.isdisjoint(first)
 
 
+@pytest.mark.deep
 def test_a_failed_rollout_is_rolled_back_and_the_next_edit_is_rolled_out(
     deploy: Callable[..., LLMDeployment],
 ) -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
+
 from e2e.kubectl import Kubectl
 from e2e.stories.deployment import SERVED_NAME, LLMDeployment
 from e2e.stories.load import StreamLoad
 from e2e.stories.waiting import eventually
 
 
+@pytest.mark.deep
 def test_scaling_up_and_down_breaks_no_stream(kube: Kubectl, deploy: Callable[..., LLMDeployment]) -> None:
     llm = deploy("scale", replicas=1)
     llm.wait_ready()
@@ -26,6 +29,7 @@ def test_scaling_up_and_down_breaks_no_stream(kube: Kubectl, deploy: Callable[..
     llm.wait_settled()
 
 
+@pytest.mark.deep
 def test_suspend_deletes_every_pod_and_resume_serves_again(deploy: Callable[..., LLMDeployment]) -> None:
     llm = deploy("suspend")
     llm.wait_ready()

@@ -85,6 +85,7 @@ def test_the_answer_is_right(llm: LLMDeployment) -> None:
     assert "Paris" in answer_about_france(llm)
 
 
+@pytest.mark.deep
 def test_a_high_priority_request_preempts_and_too_many_queued_tokens_are_refused(
     llm: LLMDeployment,
 ) -> None:
@@ -118,6 +119,7 @@ def test_a_high_priority_request_preempts_and_too_many_queued_tokens_are_refused
     )
 
 
+@pytest.mark.deep
 def test_evicted_kv_blocks_are_loaded_back_from_the_host(llm: LLMDeployment) -> None:
     stories = [f"{word} " * 700 for word in ("red", "green", "blue")]
     first = complete(llm, stories[0], 4)

@@ -100,6 +100,7 @@ def test_a_model_of_a_hub_is_downloaded_and_served_and_only_the_downloader_has_t
     assert all(token not in text for text in output)
 
 
+@pytest.mark.deep
 def test_a_refused_token_is_reported_and_a_corrected_one_works(
     kube: Kubectl, namespace: str, token: str, deploy: Callable[..., LLMDeployment]
 ) -> None:
@@ -121,6 +122,7 @@ def test_a_refused_token_is_reported_and_a_corrected_one_works(
     llm.wait_ready()
 
 
+@pytest.mark.deep
 def test_a_model_in_a_bucket_is_downloaded_and_served_and_only_the_downloader_has_the_key(
     kube: Kubectl, place: Place, namespace: str, bucket: str, deploy: Callable[..., LLMDeployment]
 ) -> None:
@@ -207,6 +209,7 @@ def run_python_on_claim(kube: Kubectl, namespace: str, image: str, claim: str, c
     kube.delete("pod", "corrupt", namespace)
 
 
+@pytest.mark.deep
 def test_a_killed_download_job_resumes_and_a_corrupt_file_is_downloaded_again(
     kube: Kubectl,
     place: Place,

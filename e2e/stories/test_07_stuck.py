@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+import pytest
+
 from e2e.kubectl import Manifest
 from e2e.stories.deployment import SERVED_NAME, LLMDeployment
 from e2e.stories.waiting import eventually
@@ -41,6 +43,7 @@ def send_in_background(llm: LLMDeployment) -> threading.Thread:
     return thread
 
 
+@pytest.mark.deep
 def test_a_stuck_engine_leaves_the_service_and_is_restarted(deploy: Callable[..., LLMDeployment]) -> None:
     llm = deploy(
         "stuck",
@@ -65,6 +68,7 @@ def test_a_stuck_engine_leaves_the_service_and_is_restarted(deploy: Callable[...
     assert len(llm.events("EngineStalled")) == 1
 
 
+@pytest.mark.deep
 def test_a_slow_load_is_not_restarted_and_reports_its_progress(deploy: Callable[..., LLMDeployment]) -> None:
     llm = deploy(
         "slow", engine=engine_with_fault("slow_load:after=3"), health={"loadStallTimeoutSeconds": 10}
@@ -82,6 +86,7 @@ def test_a_slow_load_is_not_restarted_and_reports_its_progress(deploy: Callable[
     assert all(c["restartCount"] == 0 for pod in llm.pods() for c in pod["status"]["containerStatuses"])
 
 
+@pytest.mark.deep
 def test_a_stalled_load_is_ended_and_reported(deploy: Callable[..., LLMDeployment]) -> None:
     llm = deploy(
         "stalled",
@@ -97,6 +102,7 @@ def test_a_stalled_load_is_ended_and_reported(deploy: Callable[..., LLMDeploymen
     assert "loadStallTimeoutSeconds" in failure["message"]
 
 
+@pytest.mark.deep
 def test_a_canary_that_stays_wrong_removes_the_pod_from_the_service_and_restarts_it(
     deploy: Callable[..., LLMDeployment],
 ) -> None:

@@ -33,7 +33,7 @@ def pvc_model(claim: str, path: str = "") -> Manifest:
 
 # Enough for a server that never loads the model, so that all fit on the node at once.
 UNLOADED = {"cpu": "100m", "memory": "1Gi"}
-# By the reason that each gets without anything else being done. StartupTimeout takes longest.
+# By the reason that each gets without anything else being done.
 FAILURES: dict[str, Manifest] = {
     "ModelNotFound": {"model": pvc_model("smollm2", "no/such/model"), "resources": UNLOADED},
     "ConfigError": {"engine": engine_spec(extraArgs=["--log-level=loud"]), "resources": UNLOADED},
@@ -65,7 +65,14 @@ def failing(kube: Kubectl, namespace: str) -> dict[str, LLMDeployment]:
     return made
 
 
-@pytest.mark.parametrize("reason", FAILURES)
+# StartupTimeout takes longest.
+@pytest.mark.parametrize(
+    "reason",
+    [
+        pytest.param(reason, marks=pytest.mark.deep if reason == "StartupTimeout" else [])
+        for reason in FAILURES
+    ],
+)
 def test_a_pod_that_ends_with_a_reason_has_it_in_the_status_and_one_event(
     reason: str, failing: dict[str, LLMDeployment]
 ) -> None:
@@ -157,6 +164,7 @@ def flip_a_bit(path: Path) -> None:
         file.write(bytes([byte[0] ^ 0x10]))
 
 
+@pytest.mark.deep
 def test_a_foreign_service_of_the_same_name_is_not_changed_and_named(
     kube: Kubectl, namespace: str, deploy: Callable[..., LLMDeployment]
 ) -> None:
@@ -178,6 +186,7 @@ def test_a_foreign_service_of_the_same_name_is_not_changed_and_named(
     llm.wait_ready()
 
 
+@pytest.mark.deep
 def test_an_exceeded_quota_is_named_until_it_is_removed(
     kube: Kubectl, namespace: str, deploy: Callable[..., LLMDeployment]
 ) -> None:

@@ -53,6 +53,7 @@ def num_processes(kube: Kubectl, llm: LLMDeployment) -> int:
     return int(kube.run("exec", "-n", llm.namespace, name, "--", "python", "-c", COUNT_THE_RANKS))
 
 
+@pytest.mark.deep
 def test_three_ranks_answer_as_one_and_a_size_that_does_not_divide_says_which_do(
     kube: Kubectl, deploy: Callable[..., LLMDeployment]
 ) -> None:

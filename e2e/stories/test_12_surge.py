@@ -67,6 +67,7 @@ def endpoint_counts(llm: LLMDeployment) -> Iterator[list[int]]:
         thread.join(timeout=30)
 
 
+@pytest.mark.deep
 def test_a_rollout_without_room_to_surge_completes_and_at_least_one_replica_always_serves(
     kube: Kubectl, deploy: Callable[..., LLMDeployment]
 ) -> None:

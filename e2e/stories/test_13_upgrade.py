@@ -59,6 +59,7 @@ def available_revision(llm: LLMDeployment) -> object:
     return llm.status().get("availableRenderRevision")
 
 
+@pytest.mark.deep
 def test_an_upgrade_restarts_no_pod_and_breaks_no_stream_and_an_edit_takes_the_new_defaults(
     install_earlier_release: Callable[[], EarlierRelease],
     operator: OperatorRelease,
@@ -96,6 +97,7 @@ def test_an_upgrade_restarts_no_pod_and_breaks_no_stream_and_an_edit_takes_the_n
     assert available_revision(models[0]) is None
 
 
+@pytest.mark.deep
 def test_an_image_that_cannot_be_pulled_is_named(
     operator: OperatorRelease, deploy: Callable[..., LLMDeployment]
 ) -> None:

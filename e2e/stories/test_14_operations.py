@@ -60,6 +60,7 @@ def checkout(place: Place, operator: OperatorRelease, kube: Kubectl, tmp_path: P
     LLMDeployment(kube, "default", "smollm2").wait_ready()  # the next story counts the operator's writes
 
 
+@pytest.mark.deep
 def test_every_command_of_the_operations_page_does_what_the_page_says(checkout: Path, kube: Kubectl) -> None:
     path = f"{kube.bin}:{ROOT / '.venv' / 'bin'}:{os.environ['PATH']}"
     environment = {**os.environ, "PATH": path, "KUBECONFIG": str(kube.kubeconfig)}

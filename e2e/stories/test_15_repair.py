@@ -84,6 +84,7 @@ def restored(now: Manifest, before: Manifest, *, edit_of: Manifest) -> bool:
     )
 
 
+@pytest.mark.deep
 def test_ten_restarts_of_the_operator_change_no_pod_and_write_only_the_lease(
     kube: Kubectl, operator: OperatorRelease, deploy: Callable[..., LLMDeployment]
 ) -> None:

@@ -113,6 +113,7 @@ def test_a_prefill_pod_computes_long_prompts_and_when_it_goes_no_answer_is_anoth
         eventually("its Event", lambda: llm.events("TransferDegraded"))
 
 
+@pytest.mark.deep
 def test_transfers_are_as_expected_again_with_the_first_that_succeeds(
     kube: Kubectl, deploy: Callable[..., LLMDeployment]
 ) -> None:

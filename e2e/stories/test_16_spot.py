@@ -28,6 +28,7 @@ def node(kube: Kubectl) -> Iterator[str]:
         kube.run("rollout", "status", target, "-n", NAMESPACE, "--timeout=120s")
 
 
+@pytest.mark.deep
 def test_a_spot_node_that_is_reclaimed_drains_at_once_and_finishes_the_stream(
     kube: Kubectl, deploy: Callable[..., LLMDeployment], node: str
 ) -> None:

@@ -111,8 +111,7 @@ def ranks(node: Cluster, pods: frozenset[str]) -> set[int]:
     return found
 
 
-@pytest.mark.deep
-def test_a_model_on_two_nodes_answers_as_on_one_and_comes_back_after_a_killed_rank_on_either(
+def test_a_model_on_two_nodes_answers_as_on_one(
     kube: Kubectl, nodes: tuple[Cluster, Cluster], deploy: Callable[..., LLMDeployment]
 ) -> None:
     llm = deploy("two-nodes", **ONE)
@@ -122,20 +121,30 @@ def test_a_model_on_two_nodes_answers_as_on_one_and_comes_back_after_a_killed_ra
 
     llm.patch({"parallelism": GROUP["parallelism"]})
     groups = Groups(llm, num_pods=2)
-    uids = groups.wait()
+    groups.wait()
     assert {pod["spec"]["nodeName"] for pod in groups.by_role()} == {node.name for node in nodes}
     assert answers(llm) == expected
 
-    for role in (1, 0):
-        victim = name_of(groups.by_role()[role])
-        with llm.client() as client:
-            chunks = started_stream(client)
-            killed = kube.run("exec", "-n", llm.namespace, victim, "--", "python", "-c", KILL_A_RANK)
-            assert killed.strip().isdigit(), "a process was killed"
-            with pytest.raises(APIError):
-                finish_reason(chunks)
-        uids = groups.wait(without=uids)
-        assert answers(llm) == expected
+
+@pytest.mark.deep
+@pytest.mark.parametrize("role", [1, 0], ids=["worker", "leader"])
+def test_a_model_on_two_nodes_comes_back_after_a_killed_rank(
+    kube: Kubectl, one_group: Groups, role: int
+) -> None:
+    llm = one_group.llm
+    expected = answers(llm)
+    uids = frozenset(pod["metadata"]["uid"] for pod in llm.ready_pods())
+
+    victim = name_of(one_group.by_role()[role])
+    with llm.client() as client:
+        chunks = started_stream(client)
+        killed = kube.run("exec", "-n", llm.namespace, victim, "--", "python", "-c", KILL_A_RANK)
+        assert killed.strip().isdigit(), "a process was killed"
+        with pytest.raises(APIError):
+            finish_reason(chunks)
+    one_group.wait(without=uids)
+
+    assert answers(llm) == expected
 
 
 @pytest.mark.deep

@@ -26,8 +26,8 @@ class Volumes(Protocol):
     def provide(self, model: Path, namespace: str, claim: str = CLAIM) -> None:
         """Makes the claim and what is behind it; returns when a pod may mount the model."""
 
-    def spare(self, namespace: str) -> Manifest:
-        """Makes an empty volume for a claim of the operator; returns the fields of spec.cache for it."""
+    def spare(self, namespace: str, access: str = "ReadWriteMany") -> Manifest:
+        """Makes an empty volume for one claim; returns its class and access as spec.cache has them."""
 
     def remove(self, namespace: str, claim: str = CLAIM) -> None:
         """Lets claim and volume go, at once or as soon as no pod mounts them; does not wait."""
@@ -52,7 +52,7 @@ class OnNode:
         bound = "--for=jsonpath={.status.phase}=Bound"
         self.kubectl.run("wait", bound, f"persistentvolumeclaim/{claim}", "-n", namespace, "--timeout=60s")
 
-    def spare(self, namespace: str) -> Manifest:
+    def spare(self, namespace: str, access: str = "ReadWriteMany") -> Manifest:
         """An empty directory, for a claim whose class has the volume's own name."""
         name = _volume_name(namespace, SPARE)
         shown = self.directory / name
@@ -60,8 +60,8 @@ class OnNode:
         shown.mkdir(parents=True)
         shown.chmod(0o777)  # the kubelet gives no such volume to the pod's group
         self._delete_unbound(name)
-        self.kubectl.apply(_volume(name, shown, access="ReadWriteMany", storageClassName=name))
-        return {"storageClassName": name, "accessMode": "ReadWriteMany"}
+        self.kubectl.apply(_volume(name, shown, access=access, storageClassName=name))
+        return {"storageClassName": name, "accessMode": access}
 
     def remove(self, namespace: str, claim: str = CLAIM) -> None:
         """Deletes both, and the copy when no other volume shows it."""
@@ -112,9 +112,9 @@ class ThroughPod:
         finally:
             self._delete_loader(namespace)
 
-    def spare(self, namespace: str) -> Manifest:
+    def spare(self, namespace: str, access: str = "ReadWriteMany") -> Manifest:
         """Few default classes offer more than one node."""
-        del namespace
+        del namespace, access
         return {"accessMode": "ReadWriteOnce"}
 
     def remove(self, namespace: str, claim: str = CLAIM) -> None:

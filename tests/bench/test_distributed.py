@@ -39,6 +39,7 @@ def test_ranks_are_compared_with_one_process():
     assert all("x" in cell for cell in rows[f"{SHARED} / one process"])
 
 
+@pytest.mark.deep
 def test_an_engine_that_cannot_start_is_an_error_with_its_reason_and_leaves_no_process(tmp_path):
     write_model(tmp_path, SMALL)
     before = engines_running()

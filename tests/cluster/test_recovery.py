@@ -108,6 +108,7 @@ def _assert_nothing_is_left(checkout: Checkout) -> None:
     assert {path.name for path in checkout.of_node(2).own.glob("*")} <= {"containerd"}
 
 
+@pytest.mark.deep
 def test_up_recovers_from_a_kill_of_everything_and_down_leaves_nothing(checkout: Checkout) -> None:
     _run_pod(lifecycle.up(checkout.root))
     _kill_everything_of(checkout)
@@ -124,6 +125,7 @@ def test_up_recovers_from_a_kill_of_everything_and_down_leaves_nothing(checkout:
     _assert_nothing_is_left(checkout)
 
 
+@pytest.mark.deep
 def test_pods_of_two_nodes_reach_each_other_and_down_leaves_nothing_of_either(checkout: Checkout) -> None:
     one = lifecycle.up(checkout.root, nodes=2)
     (two,) = one.others
@@ -147,6 +149,7 @@ def test_pods_of_two_nodes_reach_each_other_and_down_leaves_nothing_of_either(ch
     _assert_nothing_is_left(checkout)
 
 
+@pytest.mark.deep
 def test_up_of_a_running_cluster_changes_nothing(checkout: Checkout) -> None:
     lifecycle.up(checkout.root)
     before = process.recorded(checkout.records)
@@ -154,6 +157,7 @@ def test_up_of_a_running_cluster_changes_nothing(checkout: Checkout) -> None:
     assert process.recorded(checkout.records) == before
 
 
+@pytest.mark.deep
 def test_up_keeps_the_registry_that_images_are_being_pushed_to(checkout: Checkout) -> None:
     lifecycle.start_registry(checkout.root)
     first = process.recorded(checkout.records)
@@ -167,6 +171,7 @@ def test_up_keeps_the_registry_that_images_are_being_pushed_to(checkout: Checkou
     assert lifecycle.is_healthy(checkout), "of a running cluster it changes nothing"
 
 
+@pytest.mark.deep
 def test_up_replaces_a_registry_that_does_not_answer(checkout: Checkout) -> None:
     lifecycle.start_registry(checkout.root)
     (stopped,) = [record for record in process.recorded(checkout.records) if record.name == "registry"]
@@ -178,6 +183,7 @@ def test_up_replaces_a_registry_that_does_not_answer(checkout: Checkout) -> None
     assert not process.is_alive(stopped)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     "moment", ["claim.json", "netns", "processes/registry", "processes/etcd", "processes/kubelet"]
 )
@@ -190,6 +196,8 @@ def test_up_killed_half_way_is_cleaned_by_down(checkout: Checkout, moment: str) 
     _assert_nothing_is_left(checkout)
 
 
+@pytest.mark.deep
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("moment", ["kubeconfig gone", "containerd dead", "veth gone"])
 def test_down_killed_half_way_is_finished_by_the_next(checkout: Checkout, moment: str) -> None:
     _run_pod(lifecycle.up(checkout.root))
@@ -204,6 +212,7 @@ def test_down_killed_half_way_is_finished_by_the_next(checkout: Checkout, moment
     _assert_nothing_is_left(checkout)
 
 
+@pytest.mark.deep
 def test_a_cluster_of_a_deleted_checkout_is_swept_and_a_living_one_is_not(checkout: Checkout) -> None:
     other = checkout.root.with_name("other")
     lifecycle.up(checkout.root)
@@ -216,6 +225,7 @@ def test_a_cluster_of_a_deleted_checkout_is_swept_and_a_living_one_is_not(checko
     _assert_nothing_is_left(checkout)
 
 
+@pytest.mark.deep
 def test_the_hosts_settings_come_back_with_the_last_cluster_and_not_before(checkout: Checkout) -> None:
     others = claims.claimed()
     before = host.sysctls()

@@ -48,6 +48,7 @@ def collector(directory, spans):
         process.wait(10)
 
 
+@pytest.mark.deep
 def test_a_real_collector_takes_the_spans_and_passes_them_on_whole(tmp_path):
     tiny = tiny_model.write(tmp_path / "tiny")
     trace_id, span_id = secrets.token_hex(16), secrets.token_hex(8)

@@ -157,6 +157,7 @@ def test_the_full_examples_use_every_field() -> None:
         specs.AUTOSCALED,
         specs.IDLING,
         specs.SHARDED,
+        specs.SHARING,
         specs.GROUPED,
         *specs.DISAGGREGATED,
         *specs.DOWNLOADED,

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
 from e2e.api import gateway_kinds
-from e2e.api.specs import CRD, DISAGGREGATED, MINIMAL, ROOT, Body, merged
-from quire_gateway import demand, llm_client, llm_route, relay, replicas
+from e2e.api.specs import CRD, DISAGGREGATED, MINIMAL, ROOT, Body, merged, minimal
+from quire_gateway import demand, llm_client, llm_external_backend, llm_route, relay, replicas
 from quire_gateway.load_poller import total_load
 from quire_gateway.openai import calls
 from quire_gateway.routing.by_load import RoundRobin
 from quire_gateway.routing_table import resolve
 from quire_gateway.settings import Settings
-from quire_operator import names, resources, spec
-from quire_operator.plan import scale_to_zero
+from quire_operator import names, resources, spec, status
+from quire_operator.observed import Observed
+from quire_operator.plan import scale_to_zero, sharing
 from quire_operator.resources import scaling_behavior
 from quire_operator.settings import Settings as OperatorSettings
+from quire_operator.status import sharing as status_of_sharing
 from quire_server.api import routes
 from quire_server.health import decision
 from quire_server.health.decision import ProbeResult, Verdict
@@ -68,6 +71,13 @@ def test_the_load_in_a_servers_status_is_read() -> None:
     assert total_load(json.dumps(decision.statusz(sample, VERDICT, now + 60, "1")).encode()) is None
 
 
+@pytest.mark.parametrize(
+    "text", [b"<html>", b"[]", b"{}", b'{"sampleAge": null}', b'{"sampleAge": 1, "queued": "x"}']
+)
+def test_what_is_no_status_says_nothing_of_the_load(text: bytes) -> None:
+    assert total_load(text) is None
+
+
 def test_the_relayed_paths_are_routes_of_the_server() -> None:
     served = {getattr(route, "path", "") for route in routes.router.routes}
     assert set(calls.PATHS) <= served
@@ -78,7 +88,8 @@ STORED = {"uid": "u", "creationTimestamp": "2026-01-01T00:00:00Z"}
 
 def read_of(body: Body) -> Any:
     stored = merged(body, {"metadata": STORED})
-    return (llm_route if body["kind"] == "LLMRoute" else llm_client).parse(stored)
+    modules = {"LLMRoute": llm_route, "LLMClient": llm_client, "LLMExternalBackend": llm_external_backend}
+    return modules[body["kind"]].parse(stored)
 
 
 def without(value: Any) -> list[Any]:
@@ -91,8 +102,8 @@ def without(value: Any) -> list[Any]:
     return []
 
 
-@pytest.mark.parametrize("body", [gateway_kinds.ROUTE, gateway_kinds.CLIENT], ids=lambda body: body["kind"])
-def test_every_field_of_a_route_and_of_a_client_is_read(body: Body) -> None:
+@pytest.mark.parametrize("body", gateway_kinds.EVERY, ids=lambda body: body["kind"])
+def test_every_field_of_what_the_gateway_reads_is_read(body: Body) -> None:
     """An option that nothing reads promises what does not happen."""
     whole = read_of(body)
     for less in without(body["spec"]):
@@ -111,8 +122,18 @@ def test_defaults_of_the_api_server_are_those_of_the_gateway() -> None:
     ):
         theirs = [field["default"] for field in properties[name]["properties"].values() if "default" in field]
         assert theirs == [one for one in dataclasses.astuple(ours) if one is not None]
+    external = gateway_kinds.SCHEMAS["llmexternalbackends"]["properties"]["spec"]["properties"]
+    assert external["apiKeySecretRef"]["properties"]["key"]["default"] == llm_external_backend.DEFAULT_KEY
     target = properties["rules"]["items"]["properties"]["targets"]["items"]["properties"]
     assert target["weight"]["default"] == llm_route.Target("x").weight
+    shadow = properties["rules"]["items"]["properties"]["shadow"]["properties"]
+    assert _defaults(shadow) == dataclasses.astuple(llm_route.Shadow(""))[1:]
+    classifier = properties["routing"]["properties"]["classifier"]["properties"]
+    assert _defaults(classifier) == dataclasses.astuple(llm_route.Classifier(""))[1:]
+
+
+def _defaults(properties: dict[str, Any]) -> tuple[object, ...]:
+    return tuple(field["default"] for field in properties.values() if "default" in field)
 
 
 def test_the_names_of_an_llmdeployment_are_the_operators() -> None:
@@ -155,9 +176,26 @@ def test_requests_wait_for_the_models_that_the_operator_starts_for_a_lease(body:
     assert demand.scales_to_zero(body) is spec.parse(body).scales_to_zero
 
 
-def test_the_rest_of_a_load_in_the_operators_status_is_read() -> None:
+@pytest.mark.parametrize(
+    ("fields", "waits"),
+    [({}, True), ({"replicas": 1}, True), ({"suspend": True}, False), ({"replicas": 0}, False)],
+)
+def test_requests_wait_for_a_model_that_shares_an_accelerator_unless_it_may_not_run(
+    fields: Body, waits: bool
+) -> None:
+    body = minimal(sharing={"pool": "card"}, **fields)
+    assert demand.scales_to_zero(body) is waits
+    observed = Observed(body=body)
+    assert sharing.member(spec.parse(body), observed, 0.0, datetime.now(UTC)).may_run is waits
+
+
+def test_the_rest_of_a_load_and_the_turn_in_the_operators_status_are_read() -> None:
     fields = PROPERTIES["status"]["properties"]["model"]["properties"]
     assert {"etaSeconds", "lastLoadSeconds"} <= fields.keys()
+    turn = status.TurnState(pool="card", state="Waiting", turn_at=datetime.fromtimestamp(1_000_000, UTC))
+    body = {"status": {"model": {"lastLoadSeconds": 40}, "sharing": status_of_sharing.summary(turn, {})}}
+    assert demand.seconds_until_loaded(body, 1_000_000 - 25) == 65
+    assert demand.seconds_until_loaded(body, 1_000_000 + 25) == 40, "the turn has begun"
 
 
 @pytest.mark.parametrize("plural", gateway_kinds.CRDS)

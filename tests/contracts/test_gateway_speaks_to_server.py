@@ -13,11 +13,12 @@ from quire_gateway import relay, request_signing
 from quire_gateway.replicas import Model
 from quire_gateway.request_signing import Identity, RequestSigner, SigningKeyError
 from quire_gateway.routing.by_load import RoundRobin
+from quire_http import signed_token
 from quire_http.errors import ApiError
 from quire_server.api import gateway_tokens
 from quire_server.api.auth import Principal
 from quire_server.api.gateway_tokens import GatewayKeys
-from quire_server.core.policy import CLASSES
+from quire_server.core.policy import CLASSES, MAX_PRIORITY
 
 
 def write_pair(directory: Path, key: Ed25519PrivateKey) -> None:
@@ -42,15 +43,16 @@ def test_the_engine_accepts_what_the_gateway_signs_and_takes_it_as_it_is_meant(t
     assert ask(tmp_path, "team-a/qwen", token) == Principal("alice", "gateway/search", 10, model="chat")
     anonymous = ask(tmp_path, "team-a/qwen", signer.token(audience, Identity(), "qwen"))
     assert anonymous == Principal("", "gateway/", CLASSES["normal"], model="qwen")
-    with pytest.raises(ApiError, match="another model"):
+    with pytest.raises(ApiError, match="another audience"):
         ask(tmp_path, "team-b/qwen", token)
 
 
 def test_names_and_times_agree() -> None:
     header, lifetime = request_signing.TOKEN_HEADER, request_signing.LIFETIME_SECONDS
     assert header == gateway_tokens.TOKEN_HEADER.decode()
-    assert lifetime + gateway_tokens.CLOCK_SKEW_SECONDS <= gateway_tokens.MAX_LIFETIME_SECONDS
+    assert lifetime + signed_token.CLOCK_SKEW_SECONDS <= gateway_tokens.MAX_LIFETIME_SECONDS
     assert CLASSES["normal"] == request_signing.NORMAL_PRIORITY
+    assert request_signing.LOWEST_PRIORITY == MAX_PRIORITY
     assert gateway_tokens.TOKEN_HEADER not in relay.REQUEST_HEADERS, "a client's own never reaches a replica"
 
 

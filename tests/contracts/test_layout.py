@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 SHELVES = {
     "operator": {"quire_kubectl", "quire_metrics_adapter", "quire_operator", "quire_sizing"},
-    "server": {"quire_gateway", "quire_http", "quire_server"},
+    "server": {"quire_batch", "quire_gateway", "quire_http", "quire_server"},
     "kernels": {"quire_kernels"},
 }
 NOT_PYTHON = {"Dockerfile", "gateway.Dockerfile"}

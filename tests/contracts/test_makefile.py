@@ -123,6 +123,8 @@ def test_each_of_the_two_targets_runs_what_the_other_does_not() -> None:
         "keda",
         "deep",
         "deep and not cluster",
+        "(api or cluster) and deep",
+        "images and deep",
     }
 
 

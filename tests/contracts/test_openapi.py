@@ -26,12 +26,20 @@ COMPANIONS = {
     "resume": {"stream": True},
     "max_tokens": {"echo": True},
     "min_tokens": {"max_tokens": 2**63 - 1},
+    "tool_choice": {"tools": [{"type": "function", "function": {"name": "x"}}]},
 }
 CASES = [(path, name) for path in PARSERS for name in field_values.properties(DOCUMENT, path)]
 
 
 def parse(path, body):
     return PARSERS[path](dict(body), SamplingDefaults(), VOCAB)
+
+
+def named_apart(tools):
+    """The same tools, each with a name of its own."""
+    return [
+        {**tool, "function": {**tool["function"], "name": f"x{number}"}} for number, tool in enumerate(tools)
+    ]
 
 
 def beside(path, name):
@@ -66,6 +74,7 @@ def test_what_the_document_allows_is_accepted(path, name):
     for value in field_values.accepted(field_values.properties(DOCUMENT, path)[name]):
         if value is None and name in ("model", "prompt", "messages"):
             continue
+        value = named_apart(value) if name == "tools" and value else value
         parse(path, MINIMAL[path] | beside(path, name) | {name: value})
 
 

@@ -34,6 +34,7 @@ NOW = datetime.now(UTC)
 BODY = specs.merged(specs.MINIMAL, {"metadata": {"uid": "u", "generation": 3}})
 SCALED = spec.parse(specs.merged(BODY, {"spec": {"autoscaling": {"maxReplicas": 4}}}))
 ROLES = spec.parse(specs.merged(BODY, {"spec": {"disaggregation": {"prefill": {}}}}))
+SHARED = spec.parse(specs.merged(BODY, {"spec": {"sharing": {"pool": "p" * 63}}}))
 DOWNLOADED = spec.parse(specs.merged(specs.DOWNLOADED[0], {"metadata": {"name": "minimal", "uid": "u"}}))
 STATUS_SCHEMA = specs.SCHEMA["properties"]["status"]
 
@@ -115,6 +116,14 @@ def statuses() -> dict[str, status.Status]:
                     phase="stalled", ranks=(RankReport(rank=1, last_step=6, missing="Silent"),)
                 )
             },
+        ),
+        "waiting for its turn": status.compute_status(
+            SHARED,
+            observed(),
+            now=NOW,
+            turn=status.TurnState(
+                pool="p" * 63, state="Waiting", awake="a" * 253, turn_at=NOW, swap_seconds=86_400.4
+            ),
         ),
         "with roles": status.compute_status(ROLES, observed(pods.ready()), now=NOW),
         "invalid": status.compute_refused_status(

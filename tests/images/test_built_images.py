@@ -131,8 +131,8 @@ def test_the_gateway_s_image_is_small_and_its_program_starts_without_torch_and_k
     contents = looked_into(GATEWAY, tmp_path)
     installed = {name for name, _ in contents.listed("pypi")}
     assert "aiohttp" in installed
-    assert not installed & {"fastapi", "kopf", "kubernetes", "numpy", "torch"}
-    assert int(contents.lines("size")[0].split()[0]) <= 190  # MB of files; a third of it is Debian's base
+    assert not installed & {"kopf", "kubernetes", "numpy", "torch"}
+    assert int(contents.lines("size")[0].split()[0]) <= 280  # MB of files, with quire-batch; 90 MB to pull
 
     build.run(ROOT, os.environ, GATEWAY, ["sh", "-c", START_THE_GATEWAY], {tmp_path: OUT})
     assert contents.lines("status") == ["2"]
@@ -150,6 +150,7 @@ open('{OUT}/launcher', 'w').write(built)
 """
 
 
+@pytest.mark.deep
 def test_the_compiler_of_the_server_builds_what_triton_asks_of_it(tmp_path: Path) -> None:
     build.build(ROOT, os.environ, [SERVER])
     command = ["/opt/quire/bin/python", "-c", BUILD_A_LAUNCHER]

@@ -51,9 +51,10 @@ def test_the_first_failure_ends_the_others_and_is_named(tmp_path: Path) -> None:
 def test_ctrl_c_is_answered_with_one_line_and_code_130_and_ends_the_programs(tmp_path: Path) -> None:
     """The terminal interrupts every process of `make up`, and each Python among them has a traceback."""
     script = f"""
-import sys
+import signal, sys
 from pathlib import Path
 from e2e.up import __main__ as command, flow, together
+signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell runs in the background ignores it
 sleeps = [sys.executable, "-c", "print('begun', flush=True); import time; time.sleep(50)"]
 flow.run = lambda root, environ: together.run({{"images": sleeps}}, Path({str(tmp_path)!r}))
 sys.exit(command.main())
