@@ -117,7 +117,7 @@ def bare(load: Load, *, stream: bool, rate: float | None = None) -> Run:
         _lines(bodies, [{**asked, "prompt": prompt} for prompt in load.prompts])
         program = Path(__file__).parent / "minimal_client.py"
         command = [sys.executable, "-P", str(program), str(load.port), str(load.clients), str(bodies)]
-        command += [str(rate)] if rate else []
+        command += ["--rate", str(rate)] if rate else []
         output, log = _watched(command, load, folder, {})
     requests = json.loads(output)
     start = min(one["start"] for one in requests)
