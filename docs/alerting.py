@@ -1,4 +1,4 @@
-"""The alerts of model servers, the operator and the gateway: expressions, thresholds, a runbook entry each.
+"""The alerts of model servers, the operator, the gateway and batches: expressions, thresholds, and runbook.
 
 This table is the only source of three things that have to agree: the Prometheus rules
 (charts/quire/files/alerts.yaml), the thresholds of the dashboard (`docs.dashboard`) and the runbook
@@ -325,6 +325,24 @@ GATEWAY_FAULTS = (
         steps="Read the pod's log, and delete the pod if its node or its network is at fault.",
     ),
     Fault(
+        alert="QuireGatewayLimitStoreLost",
+        what="gateways do without their limit store",
+        severity="warning",
+        expression="min by (namespace) (gateway_limit_store_up) < 1",
+        minutes=5,
+        of="{{ $labels.namespace }}",
+        impact="`onLoss: Local`: each gateway keeps its share of limits, and budgets may be exceeded by what "
+        "others serve in 10 s. `Deny`: clients with limits or a budget get 503.",
+        diagnosis="`gateway_limit_store_errors_total` by `reason`: `timeout` is a slow or hanging server, "
+        "`connection` one that is gone or behind a NetworkPolicy, `auth` a wrong password, `config` a "
+        "Secret that "
+        "is no URL, `error` a server that refuses, such as a replica or one without memory. The "
+        "gateways' logs "
+        "have a line for each loss.",
+        steps="Restore the server, or correct the Secret of `gateway.limitStore`: gateways read it again by "
+        "themselves, and ask the server every few seconds.",
+    ),
+    Fault(
         alert="QuireGatewayGone",
         what="no gateway runs any more",
         severity="critical",
@@ -341,12 +359,110 @@ GATEWAY_FAULTS = (
     ),
 )
 
+BATCH_FAULTS = (
+    Fault(
+        alert="QuireBatchesStall",
+        what="batches or jobs do not progress",
+        severity="warning",
+        # A batch expires after 24 h, and is over when its files are written.
+        expression="sum by (namespace) (max by (namespace, status) (batch_open_batches)) > 0"
+        " unless on (namespace) sum by (namespace) (increase(batch_lines_total[10m])) > 0"
+        " or max by (namespace) (batch_oldest_age_seconds) > 90000",
+        minutes=30,
+        of="{{ $labels.namespace }}",
+        impact="There are some that are not over, and no line of them has ended for half an hour, or one is "
+        "older than a day and cannot be ended. Those that wait expire 24 hours after they were submitted.",
+        diagnosis="`batch_line_retries_total` by `reason`: `refused` is a gateway that is away, models "
+        "without room, a kill switch, or limits of the client; `again` is servers that fail. None of both: "
+        "the log of quire-batch says what it cannot read or write.",
+        steps="Look at the models that the lines name: `kubectl get llmdep`, `kubectl quire route`. "
+        "Interactive requests come first, so that models which are always busy need more replicas.",
+    ),
+    Fault(
+        alert="QuireBatchLinesFail",
+        what="lines of batches fail",
+        severity="warning",
+        expression='sum by (namespace) (increase(batch_lines_total{status="error"}[15m]))'
+        " / (sum by (namespace) (increase(batch_lines_total[15m])) > 20) > 0.05",
+        minutes=10,
+        of="{{ $labels.namespace }}",
+        impact="More than one of twenty is in an error file after five tries, because of servers and not of "
+        "what it asks for. Lines that are wrong, that name a model which is not there, or that exceed a "
+        "budget do not count.",
+        diagnosis="The error files have the answers; `line_lost` are lines with which quire-batch died three "
+        "times. Compare with *Gateway requests* of the dashboard.",
+        steps="Read the logs of the pods that fail, or of quire-batch (`kubectl logs --previous`). Clients "
+        "submit the lines of the error file again.",
+    ),
+    Fault(
+        alert="QuireBatchWebhooksFail",
+        what="ends of jobs cannot be reported",
+        severity="warning",
+        expression='sum by (namespace) (increase(batch_webhooks_total{status="failed"}[30m])) > 10'
+        ' and sum by (namespace) (increase(batch_webhooks_total{status="failed"}[30m]))'
+        " / sum by (namespace) (increase(batch_webhooks_total[30m])) > 0.5",
+        minutes=5,
+        of="{{ $labels.namespace }}",
+        impact="A report is given up after six tries within half an hour. The jobs are over, and clients can "
+        "poll them.",
+        diagnosis="The log of quire-batch has `webhook failed` with the job and why: a status of the "
+        "receiver, a connection that a NetworkPolicy forbids (`batch.egress`), or an origin that is not in "
+        "`batch.webhooks.allow` any more.",
+        steps="Ask who runs the receiver, or correct the chart's values.",
+    ),
+    Fault(
+        alert="QuireBatchDatabaseLost",
+        what="quire-batch does not reach its database",
+        severity="critical",
+        # What is open is read from the database with each scrape.
+        expression="count by (namespace) "
+        "(batch_lines_in_flight unless on (namespace, pod) batch_open_batches) > 0",
+        minutes=2,
+        of="{{ $labels.namespace }}",
+        impact="Files, batches and jobs are answered 503, and no line is asked for. Answers that have come "
+        "are kept in memory, and lost if the pod ends before the database is back.",
+        diagnosis="`kubectl logs` of quire-batch, `the store fails`, says why: an address or a password that "
+        "changed, `batch.egress`, or a volume that cannot be read.",
+        steps="Restore the database, or correct its Secret and restart the pods. quire-batch goes on by "
+        "itself.",
+    ),
+    Fault(
+        alert="QuireBatchStoreFails",
+        what="quire-batch cannot write or read what it has to",
+        severity="warning",
+        expression="sum by (namespace) (increase(batch_store_errors_total[10m])) > 10",
+        minutes=10,
+        of="{{ $labels.namespace }}",
+        impact="Uploads and new batches are answered 507 or 503, and batches wait, or some of them.",
+        diagnosis="The log of quire-batch says what fails: a disk that is full, a bucket that refuses, a "
+        "database that is read-only, or a single file.",
+        steps="A full disk: have clients delete files, lower `batch.retentionDays`, or make the claim "
+        "larger. A bucket: its policy and the Secret of `batch.bucket`.",
+    ),
+    Fault(
+        alert="QuireBatchGone",
+        what="no quire-batch runs any more",
+        severity="critical",
+        expression="count by (namespace) (max_over_time(batch_lines_in_flight[1h] offset 5m))"
+        " unless count by (namespace) (batch_lines_in_flight)",
+        minutes=2,
+        of="{{ $labels.namespace }}",
+        impact="The gateway answers files, batches and jobs with 503 `batch_unavailable`. Nothing is lost. "
+        "There is no alert an hour after it was removed.",
+        diagnosis="`kubectl get pods -n quire-system -l app.kubernetes.io/name=quire-batch`, and the log of "
+        "the last one: a claim that cannot be mounted, a database that is away at the start, or one of a "
+        "newer version.",
+        steps="Do what the log says. Pods that run and have no series are not scraped.",
+    ),
+)
+
 
 def rules_file() -> str:
     groups = [
         {"name": "quire-models", "rules": [rule for measure in MEASURES for rule in measure.rules()]},
         {"name": "quire-operator", "rules": [rule for fault in FAULTS for rule in fault.rules()]},
         {"name": "quire-gateway", "rules": [rule for fault in GATEWAY_FAULTS for rule in fault.rules()]},
+        {"name": "quire-batch", "rules": [rule for fault in BATCH_FAULTS for rule in fault.rules()]},
     ]
     head = (
         "# Generated from docs/alerting.py by `make docs`; also usable as a plain rule file of Prometheus.\n"

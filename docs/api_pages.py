@@ -82,6 +82,8 @@ def _kind(schema: Schema) -> str:
         return ", ".join(f"`{json.dumps(value)}`" for value in schema["enum"] if value is not None)
     if "const" in schema:
         return f"`{json.dumps(schema['const'])}`"
+    if "type" not in schema:
+        return "anything"
     kinds = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
     return " or ".join(_WORDS[kind](schema) for kind in kinds if kind != "null")
 

@@ -1,7 +1,7 @@
 """The Grafana dashboard of model servers: charts/quire/files/dashboard.json.
 
 The rows are in the order of a diagnosis: overview, latency, load, engine, KV cache, ranks, GPU; then cost,
-operator and gateway. Thresholds and the expressions that have them come from `docs.alerting`.
+operator, gateway and batches. Thresholds and the expressions that have them come from `docs.alerting`.
 """
 
 from __future__ import annotations
@@ -341,6 +341,59 @@ def _gateway() -> list[Panel]:
     ]
 
 
+def _batches() -> list[Panel]:
+    """All clients together. What is open is in the database, and each worker says it."""
+    seconds = f"sum by (le) (rate(batch_line_seconds_bucket[{WINDOW}]))"
+    return [
+        graph(
+            "Batch lines",
+            "Rate of lines and jobs by how they ended (failed by what they ask for, or by an error of "
+            "servers), and of those that wait again, by why.",
+            "ops",
+            [
+                Curve(f"sum by (status) (rate(batch_lines_total[{WINDOW}]))", "{{status}}"),
+                Curve(f"sum by (reason) (rate(batch_line_retries_total[{WINDOW}]))", "again: {{reason}}"),
+            ],
+        ),
+        graph(
+            "Batch lines in flight",
+            "Those that are asked for, and how many may be: half after a refusal, then one more at a time.",
+            "short",
+            [
+                Curve("sum(batch_lines_in_flight)", "in flight"),
+                Curve("sum(batch_concurrency_limit)", "limit"),
+            ],
+        ),
+        graph(
+            "Batch line time",
+            "How long the gateway takes to answer a line, p50, p95 and p99.",
+            "s",
+            [Curve(f"histogram_quantile({share}, {seconds})", f"p{share * 100:g}") for share in PERCENTILES],
+        ),
+        graph(
+            "Open batches",
+            "Batches and jobs that are not over, by status.",
+            "short",
+            [Curve("sum by (status) (max by (namespace, status) (batch_open_batches))", "{{status}}")],
+        ),
+        graph(
+            "Age of the oldest batch",
+            "Of those that are not over; it expires after 24 hours.",
+            "s",
+            [Curve("max(batch_oldest_age_seconds)", "oldest")],
+        ),
+        graph(
+            "Batch failures",
+            "Rate of failures of the database and of the files' store, and of webhooks.",
+            "ops",
+            [
+                Curve(f"sum(rate(batch_store_errors_total[{WINDOW}]))", "store"),
+                Curve(f"sum by (status) (rate(batch_webhooks_total[{WINDOW}]))", "webhooks {{status}}"),
+            ],
+        ),
+    ]
+
+
 _ROWS = {
     "Overview": _overview,
     "Latency": _latency,
@@ -352,6 +405,7 @@ _ROWS = {
     "Cost": _cost,
     "Operator": _operator,
     "Gateway": _gateway,
+    "Batches": _batches,
 }
 
 

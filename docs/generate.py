@@ -3,8 +3,8 @@
 docs/reference.md comes from the CRDs, docs/troubleshooting.md from the operator's table of reasons,
 docs/api.md from the server's OpenAPI document, docs/server.md from its flags, docs/matrix.md from the
 parity matrix of the tests, the tables of docs/kernels.md from bench/results/aot.json, docs/overload.svg and a
-table from bench/results/overload.json, docs/sizing.md and docs/parallelism.md
-from quire_sizing. docs/alerts.md, the chart's
+table from bench/results/overload.json, docs/sizing.md, docs/parallelism.md and
+docs/pools.md from quire_sizing. docs/alerts.md, the chart's
 alerts and its dashboard come from one table, `docs.alerting`.
 
 `make docs` runs it in the repository's root; with `--check`, which the tests use, it fails if a file is out
@@ -29,6 +29,7 @@ from docs import (
     model_matrix,
     overload_curve,
     parallelism_tables,
+    pool_tables,
     runbook,
     size_tables,
 )
@@ -102,6 +103,7 @@ def reference() -> str:
         "\n".join(rules(profile["properties"]["spec"])),
         *gateway_kind("llmroutes", "[Read by the gateway](gateway-routes.md)."),
         *gateway_kind("llmclients", "[Read by the gateway](gateway-routes.md)."),
+        *gateway_kind("llmexternalbackends", "[Read by the gateway](external-backends.md)."),
     ]
     return "\n\n".join(sections) + "\n"
 
@@ -165,6 +167,7 @@ PAGES = {
     DOCS / "kernels.md": kernel_tables.page,
     DOCS / "sizing.md": size_tables.page,
     DOCS / "parallelism.md": parallelism_tables.page,
+    DOCS / "pools.md": pool_tables.page,
     DOCS / "alerts.md": runbook.page,
     DOCS / "overload.md": overload_curve.page,
     DOCS / "overload.svg": overload_curve.picture,

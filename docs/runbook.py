@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from docs.alerting import FAULTS, GATEWAY_FAULTS, MEASURES, Measure
+from docs.alerting import BATCH_FAULTS, FAULTS, GATEWAY_FAULTS, MEASURES, Measure
 
 HEAD = """# Alerts
 
@@ -32,7 +32,7 @@ def page() -> str:
         levels = " | ".join(f"{bad} {shown(m, value)}" for value in (m.warning, m.critical))
         rows.append(f"| [{m.what}](#{m.alert.lower()}) | {good} {shown(m, m.warning)} | {levels} |\n")
     text = HEAD + "".join(rows)
-    for one in (*MEASURES, *FAULTS, *GATEWAY_FAULTS):
+    for one in (*MEASURES, *FAULTS, *GATEWAY_FAULTS, *BATCH_FAULTS):
         what = one.what.replace("{{ $labels.kind }}", "a kind of object")
         text += f"\n## {one.alert}\n\n{what[:1].upper()}{what[1:]}. {one.impact}\n\n"
         text += f"**Diagnosis:** {one.diagnosis}\n\n**What to do:** {one.steps}\n"

@@ -69,6 +69,21 @@ says which was used. The numbers are the same as in the condition `FitsAccelerat
 a table: requests at once, the longest context, the bound of one stream, and `costPerHour`, the cheapest of
 those that fit first.
 
+## Several models on one accelerator
+
+```
+kubectl quire size LARGE SMALL --together --memory 80GB --max-model-len 8192 --max-num-seqs 32
+```
+
+`--together` adds up what each of several models takes of one accelerator: its weights, its working memory,
+and the KV cache of its requests. If the sum for one request of each is above what may be used, they are
+refused with both numbers, and the exit code is 3; else the output has the
+`resources.gpu.memoryPercent` that each needs. Quire does not give one accelerator to several pods: the
+device plugin has to (time-slicing or MPS), and it was not run on a GPU. Models that do not fit together can
+[take turns](autoscaling.md#several-models-on-one-accelerator); then each has to fit alone.
+
+## Installing the command
+
 `kubectl-quire` is part of the Python package (`pip install .` in a clone); it needs no cluster and none of
 the package's extras.
 
