@@ -84,9 +84,9 @@ class LLMDeployment:
             )  # fmt: skip
         except KubectlError as error:
             raise AssertionError(f"{error}\nstatus: {self.status()}\npods: {self.describe_pods()}") from error
-        self._wait_routed()
+        self.wait_routed()
 
-    def _wait_routed(self) -> None:
+    def wait_routed(self) -> None:
         """Waits for kube-proxy, which routes to a pod a moment after the pod became ready."""
         address = urlsplit(self.base_url)
 
@@ -114,7 +114,7 @@ class LLMDeployment:
             )
 
         status = eventually(f"{self.name} settled, Ready", settled, timeout=timeout)
-        self._wait_routed()
+        self.wait_routed()
         return status
 
     def wait_failure(self, reason: str, timeout: float = 240) -> Manifest:

@@ -47,6 +47,7 @@ def test_a_deleted_pod_finishes_its_stream_while_new_requests_go_elsewhere(
         eventually("the pod left the Service", lambda: name not in llm.endpoints())
         llm.patch({"replicas": 1})
         eventually("another pod serves", lambda: llm.endpoints() - {name})
+        llm.wait_routed()
         answer = fresh.chat.completions.create(
             model=SERVED_NAME, messages=[{"role": "user", "content": "Hi"}], max_tokens=8
         )
