@@ -28,7 +28,7 @@ from tests.gateway.launch import Gateway
 from tests.server.launch import Server
 
 RESULTS = Path(__file__).parent / "results" / "batches.md"
-LINES, LINE_TOKENS, ASKED, PAUSE_SECONDS, TOKENS = 1000, 8, 80, 0.4, 8
+LINES, LINE_TOKENS, ASKED, PAUSE_SECONDS, TOKENS = 1000, 8, 200, 0.4, 8
 MAX_SEQS = 8
 
 REPORT = """# Interactive clients beside a batch

@@ -96,6 +96,16 @@ class SchedulerConfig:
             return self.max_num_batched_tokens
         return max(self.max_num_batched_tokens, self.max_model_len + self.max_num_seqs)
 
+    @property
+    def low_priority_budget(self) -> int | None:
+        """Of these, for prompts whose priority is below normal, while others come: a request waits for the
+        end of the step that has begun. None where priorities decide nothing or prompts are not split.
+        """
+        is_continuous = self.batching is Batching.CONTINUOUS
+        if self.policy is Policy.PRIORITY and self.enable_chunked_prefill and is_continuous:
+            return min(self.token_budget, max(self.block_size, self.token_budget // 32))
+        return None
+
 
 def rejection_reason(request: Request, config: SchedulerConfig) -> str | None:
     """Why this request can never run with these limits, or None."""

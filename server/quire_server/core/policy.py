@@ -30,8 +30,8 @@ class Policy(StrEnum):
 #: Seconds of head start for one level of priority.
 SECONDS_PER_LEVEL = 10.0
 #: Levels, as in vLLM: lower goes first, 0 is normal.
-MIN_PRIORITY, MAX_PRIORITY = -100, 100
-CLASSES: Mapping[str, int] = {"high": -10, "normal": 0, "low": 10}
+MIN_PRIORITY, NORMAL_PRIORITY, MAX_PRIORITY = -100, 0, 100
+CLASSES: Mapping[str, int] = {"high": -10, "normal": NORMAL_PRIORITY, "low": 10}
 #: Goes first under every policy. For health checks only; clients cannot set it.
 TOP_PRIORITY = -(1 << 31)
 

@@ -11,7 +11,8 @@ A step is filled in this order, until its token budget is spent:
    from the end of the running queue, so that the first one can always continue;
 2. prefill chunks of running prompts, then waiting sequences, both in the order of the policy. A waiting
    sequence that may interrupt (see ``preemption``) goes before the chunks of running prompts behind it, or an
-   urgent request would wait for the whole prefill of a long prompt;
+   urgent request would wait for the whole prefill of a long prompt. While requests of normal priority come,
+   prompts that they would overtake get few tokens of a step, because who comes waits until a step has ended;
 3. drafts of speculative decoding, from the budget and the blocks that nothing else needs.
 
 Knows neither tensors nor text.
@@ -28,6 +29,7 @@ from quire_server.core import pipeline, preemption
 from quire_server.core.config import Batching, SchedulerConfig, rejection_reason, too_long_reason
 from quire_server.core.kv_cache_manager import KVCacheManager, PrefixBlocks
 from quire_server.core.pipeline import SlotLoad
+from quire_server.core.policy import NORMAL_PRIORITY
 from quire_server.core.request import FinishReason, Request
 from quire_server.core.request_queue import RequestQueue
 from quire_server.core.sequence import Sequence, Status
@@ -46,6 +48,7 @@ from quire_server.core.step import (
 
 __all__ = ["InFlightStep", "Scheduler", "SchedulerConfig", "SchedulerStats", "StepPlan"]
 
+_SECONDS_OF_BOUNDED_STEPS = 30.0  # after a request of normal priority came, see ``low_priority_budget``
 _MAX_WAITING_FOR_DISK = 4  # sequences; each looks up its prefix again in every step
 _UNKNOWN_TOKEN = (
     -1
@@ -64,6 +67,10 @@ class StepPlan:
     new_blocks: list[tuple[int, int]] = field(default_factory=list)  # (row, block id)
     slot: int = 0
     admission_floor: int = 0  # nothing is admitted when no more is left of the token budget
+    low_priority_budget: int | None = (
+        None  # what is left of it, in tokens of prompts; None: there is no bound
+    )
+    low_priority_from: float = 0.0  # virtual arrival
 
     def in_order(self) -> list[Sequence]:
         """Every sequence, in the order of the step's rows."""
@@ -105,6 +112,8 @@ class Scheduler:
         self._slot = 0  # of the last step
         self._failures: list[TokenEvent] = []  # returned by the next commit
         self._exclusive: Sequence | None = None  # shares no step with other sequences
+        self._clock = clock
+        self._newest_arrival = float("-inf")  # of requests of normal or higher priority
         self._num_steps = 0
         self._batch_is_closed = False  # static batching: the batch has started, nothing joins it
 
@@ -175,6 +184,8 @@ class Scheduler:
         sequence.num_fetched_tokens = num_fetched_tokens
         if is_exclusive:
             self._exclusive = sequence
+        elif request.priority <= NORMAL_PRIORITY:
+            self._newest_arrival = max(self._newest_arrival, request.arrival)
 
     def abort(self, request_id: str) -> None:
         """Drop a request without an event. An unknown id is fine: the request may have just finished."""
@@ -412,13 +423,16 @@ class Scheduler:
         rest of the budget.
         """
         budget = self.config.token_budget - len(plan.decodes)
+        if (now := self._clock()) < self._newest_arrival + _SECONDS_OF_BOUNDED_STEPS:
+            plan.low_priority_budget, plan.low_priority_from = self.config.low_priority_budget, now
         for sequence in prompts:
             if admits and self._goes_before(self._queue.waiting.first(), sequence):
                 budget = self._admit(budget, plan, sequence)
             if budget == 0:
                 break
-            plan.chunks.append((sequence, min(budget, len(sequence.tokens) - sequence.num_computed)))
-            budget -= plan.chunks[-1][1]
+            if num_tokens := _num_prompt_tokens(sequence, budget, plan):
+                plan.chunks.append((sequence, num_tokens))
+                budget -= num_tokens
         return self._admit(budget, plan, None) if admits else budget
 
     def _admit(self, budget: int, plan: StepPlan, before: Sequence | None) -> int:
@@ -436,6 +450,8 @@ class Scheduler:
             if before is not None and not self._goes_before(sequence, before):
                 break
             if sequence is self._exclusive and (plan.decodes or plan.new_decodes or plan.chunks):
+                break
+            if plan.low_priority_budget == 0 and sequence.order[0] > plan.low_priority_from:
                 break
             if (match := self.kv.match(sequence)) is None:
                 # A part of its prefix is being read from the disk: a row and blocks are reserved for it.
@@ -459,7 +475,7 @@ class Scheduler:
                 break
             plan.started.append(queue.start(sequence, match))
             sequence.slot = plan.slot
-            budget -= self._plan_first_tokens(sequence, min(budget, num_missing), plan)
+            budget -= self._plan_first_tokens(sequence, _num_prompt_tokens(sequence, budget, plan), plan)
             if sequence is self._exclusive:
                 break
         for sequence in fetching:
@@ -644,6 +660,21 @@ def _assume_committed(in_flight: InFlightStep) -> Iterator[None]:
             sequence.num_computed -= num_tokens
             if samples:
                 sequence.tokens.pop()
+
+
+def _num_prompt_tokens(sequence: Sequence, budget: int, plan: StepPlan) -> int:
+    """How many tokens of its prompt the step computes. A prompt that a new request would overtake has a
+    budget of its own, of which nothing is left beside other prompts.
+    """
+    num_tokens = min(budget, len(sequence.tokens) - sequence.num_computed)
+    if plan.low_priority_budget is None:
+        return num_tokens
+    if sequence.order[0] <= plan.low_priority_from:
+        plan.low_priority_budget = 0
+        return num_tokens
+    num_tokens = min(num_tokens, plan.low_priority_budget)
+    plan.low_priority_budget -= num_tokens
+    return num_tokens
 
 
 def _lacks_one_token(sequence: Sequence) -> bool:

@@ -1,5 +1,7 @@
 """Admission: which requests a long prompt delays, and which ones a request that waits for the disk delays."""
 
+from collections.abc import Callable
+
 import pytest
 
 from quire_server.core.config import Batching
@@ -11,9 +13,9 @@ from tests.server.core.fake_runner import EOS, FakeRunner, answer, config, drain
 LONG = [i % 50 for i in range(1000)]
 
 
-def engine(**changes: object) -> tuple[Scheduler, FakeRunner]:
+def engine(clock: Callable[[], float] = lambda: 0.0, **changes: object) -> tuple[Scheduler, FakeRunner]:
     settings = config(**changes)
-    return Scheduler(settings, eos_token_ids=[EOS], clock=lambda: 0.0), FakeRunner(settings)
+    return Scheduler(settings, eos_token_ids=[EOS], clock=clock), FakeRunner(settings)
 
 
 def run(scheduler: Scheduler, runner: FakeRunner) -> Step:
@@ -28,9 +30,11 @@ def rows_of(step: Step) -> list[str]:
     return [row.request_id for row in step.started]
 
 
-def long_prompt(policy: Policy, priority: int, **more: object) -> tuple[Scheduler, FakeRunner]:
+def long_prompt(
+    policy: Policy, priority: int, clock: Callable[[], float] = lambda: 0.0, **more: object
+) -> tuple[Scheduler, FakeRunner]:
     """A prompt of 1,000 tokens is being computed, 16 tokens per step."""
-    scheduler, runner = engine(policy=policy, num_blocks=400, max_model_len=1200, **more)
+    scheduler, runner = engine(clock, policy=policy, num_blocks=400, max_model_len=1200, **more)
     scheduler.add(request("long", LONG, 3, priority=priority))
     run(scheduler, runner)
     return scheduler, runner
@@ -41,7 +45,7 @@ def long_prompt(policy: Policy, priority: int, **more: object) -> tuple[Schedule
     [(Policy.PRIORITY, CLASSES["high"])] + [(policy, TOP_PRIORITY) for policy in Policy],
 )
 def test_an_urgent_request_does_not_wait_for_the_end_of_a_long_prompt(policy: Policy, priority: int) -> None:
-    scheduler, runner = long_prompt(policy, CLASSES["low"])
+    scheduler, runner = long_prompt(policy, CLASSES["normal"])
     scheduler.add(request("urgent", [1, 2, 3], 5, arrival=1.0, priority=priority))
     step = run(scheduler, runner)
     assert rows_of(step) == ["urgent"] and sorted(step.num_tokens) == [3, 13], "the prompt gets what is left"
@@ -71,7 +75,8 @@ def test_a_static_batch_computes_its_prompts_first() -> None:
 
 
 def test_many_urgent_prompts_delay_a_long_one_by_at_most_the_aging_bound() -> None:
-    scheduler, runner = long_prompt(Policy.PRIORITY, CLASSES["low"])
+    second = 0
+    scheduler, runner = long_prompt(Policy.PRIORITY, CLASSES["low"], clock=lambda: float(second))
     head_start = int(CLASSES["low"] - CLASSES["high"]) * 10
     sizes = []
     for second in range(1, head_start + 100):
@@ -80,6 +85,48 @@ def test_many_urgent_prompts_delay_a_long_one_by_at_most_the_aging_bound() -> No
         step = run(scheduler, runner)
         sizes.append(0 if rows_of(step) else step.num_tokens[0])
     assert not any(sizes[: head_start - 1]) and sizes[head_start : head_start + 60] == [16] * 60
+
+
+def low_priority_steps(*events: tuple[float, str, int], num_steps: int) -> list[tuple[int, ...]]:
+    """The tokens of each row in each of the steps, one a second. The prompts of two requests of low priority
+    are long, and requests come at the second, with the name and the priority of each event.
+    """
+    second = 0.0
+    scheduler, runner = engine(
+        lambda: second, policy=Policy.PRIORITY, num_blocks=400, max_model_len=1200, max_num_batched_tokens=320
+    )
+    for name in ("low", "also low"):
+        scheduler.add(request(name, LONG, 3, priority=CLASSES["low"]))
+    steps, waiting = [], list(events)
+    while len(steps) < num_steps:
+        while waiting and waiting[0][0] <= second:
+            arrival, name, priority = waiting.pop(0)
+            scheduler.add(request(name, [int(arrival)] * 20, 1, arrival=arrival, priority=priority))
+        steps.append(tuple(run(scheduler, runner).num_tokens))
+        second += 1.0
+    return steps
+
+
+def test_prompts_of_low_priority_fill_the_step_while_nothing_else_comes() -> None:
+    assert low_priority_steps(num_steps=3) == [(320,)] * 3
+
+
+@pytest.mark.parametrize("priority", [CLASSES["normal"], CLASSES["high"]])
+def test_after_a_request_of_normal_priority_those_of_low_priority_make_short_steps(priority: int) -> None:
+    steps = low_priority_steps((1.0, "first", priority), (4.0, "second", priority), num_steps=6)
+    assert steps == [(320,), (20,), (10,), (10,), (20,), (10,)]
+
+
+def test_half_a_minute_after_the_last_request_prompts_of_low_priority_fill_the_step_again() -> None:
+    steps = low_priority_steps((1.0, "only", CLASSES["normal"]), num_steps=32)
+    assert steps[2:31] == [(10,)] * 29 and sum(steps[31]) > 100
+
+
+def test_without_the_policy_priority_low_priorities_change_no_step() -> None:
+    scheduler, runner = engine(policy=Policy.FCFS, num_blocks=400, max_model_len=1200)
+    scheduler.add(request("low", LONG, 3, priority=CLASSES["low"]))
+    scheduler.add(request("normal", [1], 1))
+    assert run(scheduler, runner).num_tokens == (16,)
 
 
 def test_a_start_leaves_the_free_block_reserve_unless_nothing_else_runs() -> None:
