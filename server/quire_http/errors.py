@@ -21,6 +21,7 @@ class ApiError(Exception):
     ) -> None:
         super().__init__(message)
         self.status = status
+        self.param = param
         self.code = code
         self.body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
         self.headers = headers

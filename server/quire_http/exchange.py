@@ -18,6 +18,7 @@ from typing import Any
 from quire_http.asgi import Receive, Scope, Send
 from quire_http.body_memory import BodyMemory, BodyShare
 from quire_http.body_size import CONTAINER_WEIGHT, LEAST_MEMORY_PER_BYTE, BodySize
+from quire_http.dialects import dialect_of
 from quire_http.drain import Cut
 from quire_http.errors import ApiError, from_exception
 
@@ -111,6 +112,9 @@ class HttpExchange:
         self._is_unfinished = False  # the response is sent, its end not yet, see `finish`
         self.request_id = request_id(scope["headers"])
         self.headers = [("x-request-id", self.request_id)]  # of the response, whatever it will be
+        self.dialect = dialect_of(scope["path"])
+        if self.dialect.request_id_header:
+            self.headers.append((self.dialect.request_id_header, self.request_id))
 
     async def body(self, max_values: int) -> bytes | bytearray:
         """The request's body, with at most so many JSON values. Its memory is counted until `release_body`.
@@ -188,10 +192,11 @@ class HttpExchange:
         if self.started and not self._is_stream:
             return  # a whole response was sent, or its part: then the connection is closed, which says enough
         if self.started:
-            await self.event(error.body)
+            name, data = self.dialect.error_event(error, self.request_id)
+            await self.encoded_event(to_json(data), name=name)
             await self.end_stream()
         else:
-            await self.json(error.body, error.status, error.headers)
+            await self.json(self.dialect.error(error, self.request_id), error.status, error.headers)
 
     async def serve(self, work: Awaitable[None]) -> None:
         """Run the handler to the end of the response: an exception of it becomes the answer."""
@@ -258,7 +263,7 @@ class HttpExchange:
         """One server-sent event; the first one begins the stream."""
         await self.encoded_event(to_json(data))
 
-    async def encoded_event(self, data: bytes, comment: bytes = b"") -> None:
+    async def encoded_event(self, data: bytes, comment: bytes = b"", *, name: str = "") -> None:
         """As `event`, of data that is JSON already. ``comment``: a line of the event that clients skip."""
         if not self.started:
             self._is_stream = True
@@ -271,6 +276,8 @@ class HttpExchange:
                 ],
             )
         payload = b"data: " + data + b"\n\n"
+        if name:
+            payload = b"event: " + name.encode() + b"\n" + payload
         if comment:
             payload = b": " + comment + b"\n" + payload
         await self._send({"type": "http.response.body", "body": payload, "more_body": True})
@@ -280,8 +287,8 @@ class HttpExchange:
         await self.part(b": " + text + b"\n\n")
 
     async def end_stream(self) -> None:
-        """The stream's last event, as OpenAI has it."""
-        await self._send({"type": "http.response.body", "body": b"data: [DONE]\n\n", "more_body": False})
+        """What the API ends its streams with."""
+        await self.end(self.dialect.end_of_stream)
 
     async def run(self, work: Coroutine[Any, Any, None], cut: Cut) -> None:
         """Run `work`, but stop it when the client hangs up (ClientGoneError) or `cut` is set (CutError).

@@ -8,6 +8,7 @@ import pytest
 
 from e2e.api.specs import merged, minimal
 from quire_operator import spec
+from quire_server.api.protocol.messages import parse_messages
 from quire_server.api.protocol.requests import parse_chat, parse_completion
 from quire_server.model_dir.generation_config import SamplingDefaults
 
@@ -30,8 +31,8 @@ def test_the_server_accepts_every_request_on_a_page(path, body):
     document = json.loads(body)
     if path == "jobs":  # which has a request in it
         path, document = document["endpoint"].removeprefix("/v1/"), document["body"]
-    parse = parse_chat if path == "chat/completions" else parse_completion
-    parse(document, SamplingDefaults(), vocab_size=100)
+    parsers = {"chat/completions": parse_chat, "completions": parse_completion, "messages": parse_messages}
+    parsers[path](document, SamplingDefaults(), vocab_size=100)
 
 
 @pytest.mark.parametrize("patch", PATCHES)

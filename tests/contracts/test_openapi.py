@@ -6,7 +6,8 @@ from jsonschema import Draft202012Validator
 from quire_http.errors import ApiError
 from quire_server.api import openapi
 from quire_server.api.auth import PUBLIC_PATHS
-from quire_server.api.protocol import requests
+from quire_server.api.protocol import messages, requests
+from quire_server.api.protocol.validation import validate
 from quire_server.api.routes import router
 from quire_server.model_dir.generation_config import SamplingDefaults
 from tests.server.api import field_values
@@ -14,10 +15,18 @@ from tests.server.api import field_values
 VOCAB = 258
 DOCUMENT = openapi.document(("tiny",), VOCAB)
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
-PARSERS = {CHAT: requests.parse_chat, COMPLETION: requests.parse_completion}
+MESSAGES, COUNT = "/v1/messages", "/v1/messages/count_tokens"
+PARSERS = {
+    CHAT: requests.parse_chat,
+    COMPLETION: requests.parse_completion,
+    MESSAGES: messages.parse_messages,
+    COUNT: lambda body, *_: validate(messages.CountTokensRequest, body).to_call(),
+}
 MINIMAL = {
     CHAT: {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]},
     COMPLETION: {"model": "tiny", "prompt": "hi"},
+    MESSAGES: {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 1},
+    COUNT: {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]},
 }
 # What a field needs beside it to mean anything.
 COMPANIONS = {
@@ -26,7 +35,11 @@ COMPANIONS = {
     "resume": {"stream": True},
     "max_tokens": {"echo": True},
     "min_tokens": {"max_tokens": 2**63 - 1},
-    "tool_choice": {"tools": [{"type": "function", "function": {"name": "x"}}]},
+}
+TOOLS = {
+    CHAT: {"type": "function", "function": {"name": "x"}},
+    MESSAGES: {"name": "x", "input_schema": {}},
+    COUNT: {"name": "x", "input_schema": {}},
 }
 CASES = [(path, name) for path in PARSERS for name in field_values.properties(DOCUMENT, path)]
 
@@ -38,11 +51,18 @@ def parse(path, body):
 def named_apart(tools):
     """The same tools, each with a name of its own."""
     return [
-        {**tool, "function": {**tool["function"], "name": f"x{number}"}} for number, tool in enumerate(tools)
+        {
+            **tool,
+            **({"function": {**tool["function"], "name": name}} if "function" in tool else {"name": name}),
+        }
+        for number, tool in enumerate(tools)
+        for name in [f"x{number}"]
     ]
 
 
 def beside(path, name):
+    if name == "tool_choice":
+        return {"tools": [TOOLS[path]]}
     known = field_values.properties(DOCUMENT, path)
     return {key: value for key, value in COMPANIONS.get(name, {}).items() if key in known}
 

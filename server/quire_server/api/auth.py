@@ -20,6 +20,7 @@ from pathlib import Path
 
 from starlette.types import Scope
 
+from quire_http import credentials
 from quire_http.errors import ApiError
 from quire_server.core.policy import CLASSES, MAX_PRIORITY, MIN_PRIORITY
 
@@ -88,11 +89,8 @@ class Keys:
         """False where this server has no keys: every request is allowed."""
         return self._directory is not None
 
-    def principal_of(self, authorization: bytes) -> Principal | None:
-        """Whose key an Authorization header carries, or None."""
-        scheme, _, key = authorization.partition(b" ")
-        if scheme.lower() != b"bearer" or not key.strip():
-            return None
+    def principal_of(self, key: bytes) -> Principal | None:
+        """Whose key this is, or None."""
         self._reread()
         presented = _digest(key)
         found: Principal | None = None
@@ -177,16 +175,16 @@ def _digest(key: bytes) -> bytes:
 
 def require_key(keys: Keys, scope: Scope) -> None:
     """Note in the scope whose key a request carries. Raises a 401 without one, and a 403 where the path needs
-    an admin's. Two Authorization headers are refused: only request smuggling sends them.
+    an admin's.
     """
     principal: Principal | None = Principal()
     if keys.required:
-        headers = [value for name, value in scope["headers"] if name == b"authorization"]
-        principal = keys.principal_of(headers[0]) if len(headers) == 1 else None
+        key = credentials.key_of(scope["headers"])
+        principal = keys.principal_of(key) if key else None
     if principal is None:
         raise ApiError(
             401,
-            "A valid API key is needed: Authorization: Bearer KEY",
+            "A valid API key is needed: Authorization: Bearer KEY, or x-api-key: KEY",
             code="invalid_api_key",
             headers=(("www-authenticate", "Bearer"),),
         )

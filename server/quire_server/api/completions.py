@@ -1,14 +1,16 @@
-"""/v1/chat/completions and /v1/completions: admit, read, parse, tokenise, generate, deliver.
+"""Chats and completions: admit, read, parse, tokenise, generate, deliver.
 
 The order matters: a request is admitted before its body is read, and takes its share of the queue before any
-work is done for it; the share is given back whatever happens.
+work is done for it; the share is given back whatever happens. A chat may be asked for by several APIs, which
+differ in the bodies of their requests and responses alone.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, TypeVar
 
 from quire_http.errors import overloaded
@@ -18,10 +20,10 @@ from quire_server.api.chat_prompt import chat_prompt
 from quire_server.api.context import ServerContext
 from quire_server.api.input_processor import Prompt, engine_requests
 from quire_server.api.output_processor import OutputDelta, answer_all, halve
+from quire_server.api.protocol.generation import Generation
 from quire_server.api.protocol.requests import (
     ChatCall,
     CompletionCall,
-    Generation,
     parse_chat,
     parse_completion,
 )
@@ -32,6 +34,7 @@ from quire_server.api.response_formatter import (
     CompletionFormatter,
     FullResponse,
     Header,
+    Response,
     ResponseFormatter,
     StreamedResponse,
 )
@@ -44,10 +47,31 @@ IGNORED_HEADER = "x-quire-ignored"
 Call = TypeVar("Call", ChatCall, CompletionCall)
 
 
+@dataclass(frozen=True)
+class ChatApi:
+    """What is different between the APIs for chats. ``fields``: the names in its requests of what it has by
+    another name.
+    """
+
+    prefix: str  # of the ids of answers
+    respond: Callable[[RequestContext, Header, Generation, Sequence[int]], Response]
+    fields: Mapping[str, str] = field(default_factory=dict)
+
+
 async def chat(server: ServerContext, exchange: HttpExchange) -> None:
     """The handler of /v1/chat/completions."""
+    await serve_chat(server, exchange, parse_chat, _OPENAI)
+
+
+async def serve_chat(
+    server: ServerContext,
+    exchange: HttpExchange,
+    parse: Callable[[Json, SamplingDefaults, int], ChatCall],
+    api: ChatApi,
+) -> None:
+    """The handler of a request that an API for chats takes."""
     request = RequestContext(server, exchange)
-    await account(request, _serve(request, parse_chat, _answer_chat))
+    await account(request, _serve(request, parse, partial(_answer_chat, api)))
 
 
 async def complete(server: ServerContext, exchange: HttpExchange) -> None:
@@ -99,7 +123,7 @@ async def _admit(request: RequestContext, parse: Callable[[Json, SamplingDefault
     return call
 
 
-async def _answer_chat(request: RequestContext, call: ChatCall) -> None:
+async def _answer_chat(api: ChatApi, request: RequestContext, call: ChatCall) -> None:
     generation, server = call.generation, request.server
     chat = await chat_prompt(server, call, request.client)
     prompt = await server.tokenize(
@@ -110,25 +134,37 @@ async def _answer_chat(request: RequestContext, call: ChatCall) -> None:
         param="messages",
     )
     if chat.ignored:
-        request.exchange.headers = [*request.exchange.headers, (IGNORED_HEADER, ", ".join(chat.ignored))]
+        names = ", ".join(dict.fromkeys(api.fields.get(name, name) for name in chat.ignored))
+        request.exchange.headers = [*request.exchange.headers, (IGNORED_HEADER, names)]
     generation = replace(
         generation,
         form=chat.grammar or generation.form,
         sampling=replace(generation.sampling, thinking=chat.budget),
     )
-    header = _header("chatcmpl", request, generation)
+    header = _header(api.prefix, request, generation)
     if chat.is_parsed:
         request.rules = replace(request.rules, shown=tuple(server.shown_tokens.values()))
         request.new_parser = lambda index: chat.parser(f"{header.response_id} {index}")
     del call
     request.exchange.release_body()
+    respond = partial(api.respond, request, header, generation)
+    await _generate(request, generation, [prompt], respond, prompt_field="messages")
+
+
+def _chat_response(
+    request: RequestContext, header: Header, generation: Generation, lengths: Sequence[int]
+) -> Response:
     sampling = generation.sampling
     formatter = ChatFormatter(
-        header, server.tokenizer, sampling.logprobs is not None, sampling.prompt_logprobs is not None
+        header,
+        request.server.tokenizer,
+        sampling.logprobs is not None,
+        sampling.prompt_logprobs is not None,
     )
-    await _generate(
-        request, generation, [prompt], formatter, leads=("",) * generation.n, prompt_field="messages"
-    )
+    return _response(request, generation, formatter, ("",) * generation.n, lengths)
+
+
+_OPENAI = ChatApi("chatcmpl-", _chat_response)
 
 
 async def _answer_completion(request: RequestContext, call: CompletionCall) -> None:
@@ -146,36 +182,62 @@ async def _answer_completion(request: RequestContext, call: CompletionCall) -> N
     del call
     request.exchange.release_body()
     lead_of_each = tuple(lead for lead in leads for _ in range(generation.n))
-    header = _header("cmpl", request, generation)
+    header = _header("cmpl-", request, generation)
     sampling = generation.sampling
-    formatter = CompletionFormatter(
-        header,
-        server.tokenizer,
-        with_logprobs=sampling.logprobs is not None,
-        leads=lead_of_each,
-        scored=scored,
-        with_prompt_logprobs=sampling.prompt_logprobs is not None and not scored,
-    )
-    await _generate(request, generation, prompts, formatter, leads=lead_of_each)
+
+    def respond(lengths: Sequence[int]) -> Response:
+        formatter = CompletionFormatter(
+            header,
+            server.tokenizer,
+            with_logprobs=sampling.logprobs is not None,
+            leads=lead_of_each,
+            scored=scored,
+            with_prompt_logprobs=sampling.prompt_logprobs is not None and not scored,
+        )
+        return _response(request, generation, formatter, lead_of_each, lengths)
+
+    await _generate(request, generation, prompts, respond)
 
 
 def _header(prefix: str, request: RequestContext, generation: Generation) -> Header:
     """Of a new answer, or of the one that goes on."""
     if generation.resume is not None:
         return Header(generation.resume.id, generation.resume.created, generation.model)
-    return Header(f"{prefix}-{request.response_id}", int(time.time()), generation.model)
+    return Header(f"{prefix}{request.response_id}", int(time.time()), generation.model)
+
+
+def _response(
+    request: RequestContext,
+    generation: Generation,
+    formatter: ResponseFormatter,
+    leads: tuple[str, ...],
+    lengths: Sequence[int],
+) -> Response:
+    """OpenAI's; ``leads``: what the text of each answer begins with; ``lengths``: of their prompts."""
+    if not generation.stream:
+        return FullResponse(request.exchange, request.counts, formatter, leads)
+    return StreamedResponse(
+        request.exchange,
+        request.counts,
+        formatter,
+        len(lengths) if generation.resume is None else 0,  # of which the client has no chunk yet
+        include_usage=generation.include_usage,
+        counting=lengths if generation.continuous_usage else (),
+        num_resumed=0 if generation.resume is None else len(generation.resume.token_ids),
+        ends_with_usage=request.ends_with_usage,
+        names_tokens=request.names_tokens,
+    )
 
 
 async def _generate(
     request: RequestContext,
     generation: Generation,
     prompts: Sequence[Prompt],
-    formatter: ResponseFormatter,
+    respond: Callable[[Sequence[int]], Response],
     *,
-    leads: tuple[str, ...],
     prompt_field: str = "prompt",
 ) -> None:
-    """Run the answers to the prompts and send them; ``leads``: what the text of each answer begins with."""
+    """Run the answers to the prompts and send them by what ``respond`` makes of their prompts' lengths."""
     server, reservation = request.server, request.reservation
     grammar = await server.compile(generation.form, request.principal)
     requests = engine_requests(
@@ -200,37 +262,20 @@ async def _generate(
     request.prompt_tokens = sum(map(len, prompts))
     server.metrics.prompt_taken(request.prompt_tokens)
 
-    def response() -> FullResponse | StreamedResponse:
-        if not generation.stream:
-            return FullResponse(request.exchange, request.counts, formatter, leads)
-        return StreamedResponse(
-            request.exchange,
-            request.counts,
-            formatter,
-            len(lengths) if generation.resume is None else 0,  # of which the client has no chunk yet
-            include_usage=generation.include_usage,
-            counting=lengths if generation.continuous_usage else (),
-            num_resumed=0 if generation.resume is None else len(generation.resume.token_ids),
-            ends_with_usage=request.ends_with_usage,
-            names_tokens=request.names_tokens,
-        )
-
     try:
         try:
-            await _deliver(request, requests, response())
+            await _deliver(request, requests, respond(lengths))
         except DeadlineExceededError:
             if not generation.retry_on_timeout or request.exchange.started:
                 raise
             request.degradation.note(HALVED)
             request.retry(time.monotonic())
-            await _deliver(request, halve(requests), response())
+            await _deliver(request, halve(requests), respond(lengths))
     except DeadlineExceededError as error:
         raise overloaded("deadline_exceeded", str(error), reservation.retry_after()) from None
 
 
-async def _deliver(
-    request: RequestContext, requests: Sequence[Request], response: FullResponse | StreamedResponse
-) -> None:
+async def _deliver(request: RequestContext, requests: Sequence[Request], response: Response) -> None:
     """Run the answers to their end and send them; their tokens count, sent or not."""
     transcript = request.transcript
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from quire_http.errors import bad_field
 from quire_server.api.auth import Principal
-from quire_server.api.protocol.requests import Generation
+from quire_server.api.protocol.generation import Generation
 from quire_server.core.request import Request
 from quire_server.core.sampling_params import INT64_MAX, Grammar, SamplingParams
 from quire_server.engine.messages import EngineInfo

@@ -66,7 +66,8 @@ def _general() -> Json:
     )
     known["security"] = [{"key": []}]
     components = known.setdefault("components", {})
-    components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+    about = "Or the same key in the header x-api-key."
+    components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer", "description": about}}
     models: Any = [(model, "validation") for model in (*REQUESTS, *RESPONSES)]
     components["schemas"] = models_json_schema(models, ref_template=_REF)[1]["$defs"]
     return known

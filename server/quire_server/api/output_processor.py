@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from quire_server.api.admission import AnswerLimits
 from quire_server.api.answer_parser import AnswerParser, CallDelta
-from quire_server.api.protocol.requests import TextRules
+from quire_server.api.protocol.generation import TextRules
 from quire_server.api.request_context import DEADLINE, RequestContext
 from quire_server.core.request import FinishReason, Request
 from quire_server.core.stats import Timing

@@ -23,7 +23,7 @@ from quire_server.api.protocol.errors import (
     OUT_OF_MEMORY,
     from_exception,
 )
-from quire_server.api.protocol.requests import Generation, TextRules
+from quire_server.api.protocol.generation import Generation, TextRules
 from quire_server.api.tracing import Attributes
 from quire_server.metrics import requests
 from quire_server.metrics.requests import Metrics
@@ -37,7 +37,11 @@ _TIMING_HEADER = b"x-quire-token-timing"
 _USAGE_HEADER = b"x-quire-usage"
 _TOKENS_HEADER = b"x-quire-token-ids"
 #: gen_ai.operation.name by route.
-_OPERATIONS = {"/v1/chat/completions": "chat", "/v1/completions": "text_completion"}
+_OPERATIONS = {
+    "/v1/chat/completions": "chat",
+    "/v1/completions": "text_completion",
+    "/v1/messages": "chat",
+}
 
 
 class TokenCounts:

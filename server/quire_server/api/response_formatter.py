@@ -314,11 +314,11 @@ class CompletionFormatter:
         return self._tokenizer.token_bytes(token_id).decode("utf-8", "replace")
 
 
-def _count(counts: TokenCounts, delta: OutputDelta) -> None:
+def count(counts: TokenCounts, delta: OutputDelta) -> None:
     counts.add(delta.answer, delta.num_tokens, delta.num_cached_tokens, delta.finish_reason)
 
 
-def _usage(counts: TokenCounts, prompt_tokens: int) -> Json:
+def usage(counts: TokenCounts, prompt_tokens: int) -> Json:
     """The usage object of the whole request."""
     return {
         "prompt_tokens": prompt_tokens,
@@ -326,6 +326,16 @@ def _usage(counts: TokenCounts, prompt_tokens: int) -> Json:
         "total_tokens": prompt_tokens + counts.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": counts.cached_tokens(prompt_tokens)},
     }
+
+
+class Response(Protocol):
+    """What sends the answers of one request."""
+
+    async def add(self, delta: OutputDelta) -> None:
+        """What an answer gained."""
+
+    async def finish(self, prompt_tokens: int) -> None:
+        """All answers have ended."""
 
 
 class FullResponse:
@@ -345,13 +355,13 @@ class FullResponse:
 
     async def add(self, delta: OutputDelta) -> None:
         """Keep a delta."""
-        _count(self._token_counts, delta)
+        count(self._token_counts, delta)
         self._answers[delta.answer].add(delta)
 
     async def finish(self, prompt_tokens: int) -> None:
         """Send everything."""
         body = self._formatter.whole(self._answers)
-        await self._exchange.json({**body, "usage": _usage(self._token_counts, prompt_tokens)})
+        await self._exchange.json({**body, "usage": usage(self._token_counts, prompt_tokens)})
 
 
 class StreamedResponse:
@@ -394,7 +404,7 @@ class StreamedResponse:
 
     async def add(self, delta: OutputDelta) -> None:
         """Send the delta; log-probabilities wait for the text of their tokens."""
-        _count(self._token_counts, delta)
+        count(self._token_counts, delta)
         if delta.answer in self._unopened:
             self._unopened.discard(delta.answer)
             for choice in self._formatter.opening(delta.answer):
@@ -428,9 +438,9 @@ class StreamedResponse:
     async def finish(self, prompt_tokens: int) -> None:
         """Send the usage, if asked for, and the end."""
         if self._include_usage:
-            await self._send([], _usage(self._token_counts, prompt_tokens))
+            await self._send([], usage(self._token_counts, prompt_tokens))
         if self._ends_with_usage:
-            await self._exchange.comment(b"usage " + to_json(_usage(self._token_counts, prompt_tokens)))
+            await self._exchange.comment(b"usage " + to_json(usage(self._token_counts, prompt_tokens)))
         await self._exchange.end_stream()
 
     def _usage(self, index: int) -> Json | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import importlib.resources
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -20,11 +20,12 @@ from starlette.exceptions import HTTPException
 from quire_http.errors import ApiError, bad_field
 from quire_http.exchange import HttpExchange
 from quire_server import __version__
-from quire_server.api import completions
+from quire_server.api import completions, messages
 from quire_server.api.context import ServerContext
 from quire_server.api.exchange_response import ExchangeResponse
 from quire_server.api.health import health
-from quire_server.api.protocol import responses
+from quire_server.api.protocol import message_responses, responses
+from quire_server.api.protocol.messages import CountTokensRequest, MessagesRequest
 from quire_server.api.protocol.requests import (
     ChatCompletionRequest,
     CompletionRequest,
@@ -36,6 +37,8 @@ from quire_server.api.protocol.validation import validate
 REQUESTS: tuple[type[BaseModel], ...] = (
     ChatCompletionRequest,
     CompletionRequest,
+    MessagesRequest,
+    CountTokensRequest,
     TokenizeRequest,
     DetokenizeRequest,
 )
@@ -51,6 +54,10 @@ RESPONSES: tuple[type[BaseModel], ...] = (
     responses.Health,
     responses.Version,
     responses.Error,
+    message_responses.Message,
+    *message_responses.MESSAGE_EVENTS,
+    message_responses.MessageTokens,
+    message_responses.MessagesError,
 )
 ERRORS = {
     400: "A field is wrong: `param` names it.",
@@ -107,26 +114,34 @@ router = APIRouter(route_class=_HandlerRoute)
 
 
 def _answers(
-    model: type[BaseModel] | None, *errors: int, chunk: type[BaseModel] | None = None
+    model: type[BaseModel] | None,
+    *errors: int,
+    chunk: type[BaseModel] | None = None,
+    events: Sequence[type[BaseModel]] = (),
+    error: type[BaseModel] = responses.Error,
 ) -> dict[int | str, dict[str, Any]]:
-    """The responses of a route: by reference, for FastAPI would build validators that no response passes."""
+    """The responses of a route: by reference, for FastAPI would build validators that no response passes.
+    ``chunk``: of OpenAI's streams; ``events``: of those that name their events.
+    """
     content = {"application/json": {"schema": _ref(model) if model else {"type": "object"}}}
     if chunk is not None:
-        content["text/event-stream"] = {"itemSchema": _event(chunk)}
+        content["text/event-stream"] = {"itemSchema": _event(chunk, error, has_end=True)}
+    if events:
+        content["text/event-stream"] = {"itemSchema": {"anyOf": [_event(one, error) for one in events]}}
     answers: dict[int | str, dict[str, Any]] = {
         200: {"description": "The answer.", "headers": _headers(200), "content": content}
     }
     for status in sorted(errors):
-        error = {"application/json": {"schema": _ref(responses.Error)}}
-        answers[status] = {"description": ERRORS[status], "headers": _headers(status), "content": error}
+        body = {"application/json": {"schema": _ref(error)}}
+        answers[status] = {"description": ERRORS[status], "headers": _headers(status), "content": body}
     return answers
 
 
-def _event(chunk: type[BaseModel]) -> dict[str, Any]:
+def _event(chunk: type[BaseModel], error: type[BaseModel], *, has_end: bool = False) -> dict[str, Any]:
     """An event of a stream: OpenAPI 3.2's `itemSchema`, which FastAPI writes into its 3.1 document too."""
-    content = {"anyOf": [_ref(chunk), _ref(responses.Error)]}
+    content = {"anyOf": [_ref(chunk), _ref(error)]}
     encoded = {"type": "string", "contentMediaType": "application/json", "contentSchema": content}
-    data = {"anyOf": [{"const": "[DONE]"}, encoded]}
+    data = {"anyOf": [{"const": "[DONE]"}, encoded]} if has_end else encoded
     return {"type": "object", "properties": {"data": data}, "required": ["data"]}
 
 
@@ -174,6 +189,37 @@ async def chat(request: Request) -> Response:
 async def complete(request: Request) -> Response:
     """OpenAI's completions."""
     return ExchangeResponse(completions.complete)
+
+
+@router.post(
+    "/v1/messages",
+    operation_id="createMessage",
+    summary="Answer a conversation, as Anthropic's API.",
+    responses=_answers(
+        message_responses.Message,
+        *_POSTING,
+        403,
+        429,
+        events=message_responses.MESSAGE_EVENTS,
+        error=message_responses.MessagesError,
+    ),
+    openapi_extra=_body(MessagesRequest),
+)
+async def create_message(request: Request) -> Response:
+    """Anthropic's messages."""
+    return ExchangeResponse(messages.create)
+
+
+@router.post(
+    "/v1/messages/count_tokens",
+    operation_id="countMessageTokens",
+    summary="The tokens of a conversation's prompt.",
+    responses=_answers(message_responses.MessageTokens, *_POSTING, error=message_responses.MessagesError),
+    openapi_extra=_body(CountTokensRequest),
+)
+async def count_message_tokens(request: Request) -> Response:
+    """Anthropic's count."""
+    return ExchangeResponse(messages.count_tokens)
 
 
 @router.get(

@@ -29,7 +29,7 @@ async def streamed_chunks(formatter, deltas, num_answers=1, *, include_usage=Fal
     async def send(message):
         sent.append(message.get("body", b""))
 
-    exchange = HttpExchange({"headers": []}, None, send)
+    exchange = HttpExchange({"headers": [], "path": "/v1/completions"}, None, send)
     delivery = StreamedResponse(
         exchange,
         TokenCounts(),

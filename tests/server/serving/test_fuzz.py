@@ -102,22 +102,29 @@ def test_every_response_conforms_to_the_openapi_document(fuzzed, method, path, m
     assert 200 in statuses if mode is GenerationMode.POSITIVE else statuses
 
 
+SAID = {"messages": [{"role": "user", "content": "a"}]}
+USAGE = {"n": 2, "stream_options": {"include_usage": True}}
+
+
 @pytest.mark.parametrize(
-    ("path", "prompt"),
+    ("path", "body", "end"),
     [
-        ("/v1/completions", {"prompt": "a"}),
-        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
+        ("/v1/completions", {"prompt": "a", "logprobs": 1}, "data: [DONE]"),
+        ("/v1/completions", {"prompt": "a", "logprobs": 1, **USAGE}, "data: [DONE]"),
+        ("/v1/chat/completions", {**SAID, "logprobs": True}, "data: [DONE]"),
+        ("/v1/chat/completions", {**SAID, "logprobs": True, **USAGE}, "data: [DONE]"),
+        ("/v1/messages", SAID, 'event: message_stop\ndata: {"type":"message_stop"}'),
     ],
 )
-def test_every_event_of_a_stream_conforms_to_the_openapi_document(fuzzed, path, prompt):
+def test_every_event_of_a_stream_conforms_to_the_openapi_document(fuzzed, path, body, end):
     server, _ = fuzzed
     operation = schemathesis.openapi.from_dict(document(server))[path]["post"]
-    body = {"model": "tiny", "stream": True, "max_tokens": 4, "logprobs": 1 if "prompt" in prompt else True}
-    for more in ({}, {"n": 2, "stream_options": {"include_usage": True}}):
-        case = operation.Case(body=prompt | body | more, media_type="application/json")
-        response = case.call(base_url=server.url, headers=HEADERS, timeout=60)
-        assert response.status_code == 200 and response.text.endswith("data: [DONE]\n\n"), response.text
-        case.validate_response(response, checks=CHECKS[:4])
+    case = operation.Case(
+        body={"model": "tiny", "stream": True, "max_tokens": 4, **body}, media_type="application/json"
+    )
+    response = case.call(base_url=server.url, headers=HEADERS, timeout=60)
+    assert response.status_code == 200 and response.text.endswith(f"{end}\n\n"), response.text
+    case.validate_response(response, checks=CHECKS[:4])
 
 
 NASTY = [
@@ -146,7 +153,9 @@ NASTY = [
 ]
 
 
-@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"])
+@pytest.mark.parametrize(
+    "path", ["/v1/completions", "/v1/chat/completions", "/v1/messages", "/tokenize", "/detokenize"]
+)
 def test_hostile_bodies_are_answered_and_do_not_change_later_answers(fuzzed, path):
     server, expected = fuzzed
     for body in NASTY:

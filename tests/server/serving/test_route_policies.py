@@ -40,6 +40,8 @@ API = {
     "/v1/models/{model:path}": Policy("key", READ, example="/v1/models/tiny"),
     "/v1/chat/completions": Policy("key", SEND, answer=400),
     "/v1/completions": Policy("key", SEND, answer=400),
+    "/v1/messages": Policy("key", SEND, answer=400),
+    "/v1/messages/count_tokens": Policy("key", SEND, answer=400),
     "/tokenize": Policy("key", SEND, answer=400),
     "/detokenize": Policy("key", SEND, answer=400),
     "/reset_prefix_cache": Policy("admin", SEND),
@@ -66,9 +68,9 @@ CREDENTIALS = {
     "wrong": {"Authorization": "Bearer wrong"},
     "empty": {"Authorization": "Bearer "},
     "of another scheme": {"Authorization": f"Basic {KEY}"},
-    "in another header": {"X-Api-Key": KEY},
+    "in two headers": {"Authorization": f"Bearer {ADMIN_KEY}", "X-Api-Key": KEY},
     "key": {"Authorization": f"Bearer {KEY}"},
-    "admin": {"Authorization": f"Bearer {ADMIN_KEY}"},
+    "admin": {"X-Api-Key": ADMIN_KEY},
 }
 RANKS = {"anyone": 0, "key": 1, "admin": 2}
 

@@ -7,9 +7,7 @@ from collections import Counter
 
 import pytest
 
-from tests.server import tiny_model
 from tests.server.conftest import KEY
-from tests.server.launch import Server
 
 WEATHER = {
     "name": "weather",
@@ -36,25 +34,6 @@ CHAT = {
     "temperature": 1,
     "seed": 5,
 }
-# As Qwen 3's: tools, a switch, and a thought that the model begins.
-TEMPLATE = """{% if tools %}<tool_call>{% endif %}{% for m in messages %}{{ m.role }}: {{ m.content }}
-{% endfor %}{% if enable_thinking is defined and enable_thinking is false %}<think>
-
-</think>
-
-{% else %}<think>
-{% endif %}"""
-
-
-@pytest.fixture(scope="module")
-def thinking(tmp_path_factory):
-    """A model that thinks, with drafts."""
-    directory = tmp_path_factory.mktemp("thinking")
-    model = tiny_model.write(directory / "model", tokens=("<think>", "</think>"))
-    (directory / "template.jinja").write_text(TEMPLATE)
-    flags = ["--chat-template", str(directory / "template.jinja"), "--speculative-method", "ngram"]
-    with Server(model, directory, *flags) as server:
-        yield server.wait_ready()
 
 
 def ask(server, key=KEY, **fields):

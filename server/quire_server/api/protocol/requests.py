@@ -23,12 +23,15 @@ from pydantic_core import CoreSchema, core_schema
 
 from quire_http.errors import bad_field
 from quire_http.exchange import MAX_BODY_BYTES
-from quire_server.api.protocol.sampling import MAX_LOGPROBS, SamplingFields
+from quire_server.api.protocol.generation import (
+    MAX_NAME,
+    NAME_OF_MODEL,
+    Generation,
+    GenerationRequest,
+)
+from quire_server.api.protocol.sampling import MAX_LOGPROBS
 from quire_server.api.protocol.structured_outputs import (
-    ResponseFormat,
-    StructuredOutputs,
     closed,
-    wanted_form,
 )
 from quire_server.api.protocol.tools import (
     MAX_CALLS,
@@ -44,13 +47,10 @@ from quire_server.api.protocol.validation import (
     Boolean,
     Integer,
     Json,
-    Labels,
     ListOf,
     Neutral,
-    Number,
     OneOf,
     RequestModel,
-    Strings,
     Text,
     TokenIds,
     Vocabulary,
@@ -59,14 +59,10 @@ from quire_server.api.protocol.validation import (
     validate,
     wrong,
 )
-from quire_server.core.policy import CLASSES, MAX_PRIORITY, MIN_PRIORITY
-from quire_server.core.sampling_params import INT64_MAX, GrammarKind, SamplingParams
+from quire_server.core.sampling_params import INT64_MAX, GrammarKind
 from quire_server.model_dir.generation_config import SamplingDefaults
-from quire_server.text.grammar_compiler import GrammarRequest
 
 MAX_CHOICES = 64
-MAX_N = 16
-MAX_NAME = 256
 MAX_MESSAGES = 4096
 CHARACTERS_PER_TOKEN = 4
 #: Tokens that /tokenize and /detokenize take, where the model's context is shorter.
@@ -80,51 +76,9 @@ ROLES = {
     "tool": "tool",
 }
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
-CACHE_TTLS = {"5m": 300.0, "1h": 3600.0}
-MAX_RESUMED_TOKENS = 1 << 20
-_MAX_STRINGS = 16
-_MAX_STRING_LENGTH = 256
-_MAX_TIMEOUT = 86_400.0
 _PROMPT = "must be a string, a list of strings, or a list of token ids of the model"
 
 Prompts = tuple[str | tuple[int, ...], ...]
-
-
-@dataclass(frozen=True)
-class TextRules:
-    """How the answer's tokens become text, and which strings end it."""
-
-    stop: tuple[str, ...] = ()
-    include_stop: bool = False  # the stop string or token is a part of the text
-    skip_special_tokens: bool = True
-    min_tokens: int = 0  # a stop string counts when a later token completes it
-    logprob_of_stop: bool = False  # the stop token, though no text, has its log-probability too
-    shown: tuple[int, ...] = ()  # special tokens that are text all the same
-
-
-@dataclass(frozen=True)
-class Generation:
-    """What both kinds of completion ask for. ``sampling`` lacks what depends on the prompt, the tokenizer and
-    the server, see `SamplingFields.sampling_params`.
-    """
-
-    model: str
-    sampling: SamplingParams
-    text: TextRules
-    max_tokens: int | None
-    bad_words: tuple[str, ...]
-    watermark: bool | None  # None: as the server does by default
-    n: int
-    stream: bool
-    include_usage: bool
-    continuous_usage: bool  # usage in every chunk, not only at the end
-    cache_salt: str
-    priority: int  # lower is more urgent, 0 is normal
-    timeout: float | None  # seconds from arrival to the last token
-    retry_on_timeout: bool  # once more with half of max_tokens, as long as nothing was sent
-    cache_ttl: float  # seconds for which the prompt is pinned in the prefix cache, 0 for not at all
-    form: GrammarRequest | None  # the structured output
-    resume: Resume | None = None
 
 
 @dataclass(frozen=True)
@@ -177,27 +131,6 @@ class CompletionCall:
         texts = sum(len(prompt) for prompt in self.prompts if isinstance(prompt, str))
         ids = sum(len(prompt) for prompt in self.prompts if not isinstance(prompt, str))
         return (texts // CHARACTERS_PER_TOKEN + ids) * self.generation.n
-
-
-@dataclass(frozen=True, slots=True)
-class PriorityLevel:
-    """A class of priority or a level."""
-
-    def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return core_schema.no_info_plain_validator_function(self._check)
-
-    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> Json:
-        level = {"type": "integer", "minimum": MIN_PRIORITY, "maximum": MAX_PRIORITY}
-        return {"anyOf": [{"enum": list(CLASSES)}, level]}
-
-    def _check(self, value: object) -> int:
-        if isinstance(value, str) and value in CLASSES:
-            return CLASSES[value]
-        if type(value) is not int or not MIN_PRIORITY <= value <= MAX_PRIORITY:
-            classes = ", ".join(CLASSES)
-            bounds = f"{MIN_PRIORITY} (most urgent) and {MAX_PRIORITY}"
-            raise wrong(f"must be {classes}, or an integer between {bounds}")
-        return value
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,153 +251,8 @@ class ChatMessage(RequestModel):
         return message | {name: value for name, value in more.items() if value}
 
 
-class StreamOptions(RequestModel):
-    """OpenAI's ``stream_options``."""
-
-    include_usage: Annotated[
-        bool, Boolean(), Field(description="Whether the stream ends with token counts.")
-    ] = False
-    continuous_usage_stats: Annotated[
-        bool, Boolean(), Field(description="Whether every chunk has the token counts so far, too.")
-    ] = False
-    include_obfuscation: Annotated[object, Neutral((False,))] = None
-
-
-class CacheControl(RequestModel):
-    """Explicit prompt caching, under Anthropic's names."""
-
-    type: Annotated[str, OneOf(("ephemeral",))]
-    ttl: Annotated[str, OneOf(tuple(CACHE_TTLS)), Field(description="How long it is kept.")] = "5m"
-
-
-class Resume(RequestModel):
-    """Where an answer that another server has begun goes on."""
-
-    id: Annotated[str, Text(MAX_NAME, required=True), Field(description="The id of the answer's chunks.")]
-    created: Annotated[int, Integer(0, INT64_MAX), Field(description="Their time.")]
-    token_ids: Annotated[
-        tuple[int, ...],
-        TokenIds(MAX_RESUMED_TOKENS),
-        Field(description="The answer's tokens so far, as the comments of its stream have them."),
-    ]
-
-
 Messages = Annotated[list[ChatMessage], ListOf(1, MAX_MESSAGES, "messages")]
-_NAME = Field(description="A name from /v1/models.")
 _MOST_TOKENS = f"At most {MAX_TEXT_TOKENS} tokens, or the model's context where that is longer."
-_BAD_WORD = r"\S"
-
-
-class GenerationRequest(SamplingFields):
-    """What both kinds of completion request share."""
-
-    model: Annotated[str, Text(MAX_NAME, required=True), _NAME]
-    n: Annotated[int, Integer(1, MAX_N), Field(description="How many answers.")] = 1
-    stream: Annotated[
-        bool, Boolean(), Field(description="Whether to send the answer as server-sent events.")
-    ] = False
-    stream_options: Annotated[StreamOptions | None, Field(description="Only with `stream`.")] = None
-    stop: Annotated[
-        tuple[str, ...],
-        Strings(_MAX_STRINGS, _MAX_STRING_LENGTH),
-        Field(description="Strings that end the answer."),
-    ] = ()
-    bad_words: Annotated[
-        tuple[str, ...],
-        Strings(_MAX_STRINGS, _MAX_STRING_LENGTH, _BAD_WORD),
-        Field(description="Strings that the answer shall not contain."),
-    ] = ()
-    include_stop_str_in_output: Annotated[
-        bool, Boolean(), Field(description="Whether the stop string is a part of the answer.")
-    ] = False
-    skip_special_tokens: Annotated[
-        bool, Boolean(), Field(description="Whether special tokens are left out of the text.")
-    ] = True
-    user: Annotated[str, Text(MAX_NAME), Field(description="For the client's own records.")] = ""
-    cache_salt: Annotated[
-        str,
-        Text(MAX_NAME),
-        Field(description="Cached prefixes are shared only with requests of equal salt."),
-    ] = ""
-    cache_control: Annotated[
-        CacheControl | None, Field(description="Keeps the prompt in the prefix cache.")
-    ] = None
-    priority: Annotated[
-        int,
-        PriorityLevel(),
-        Field(
-            description="Lower goes first; needs `--scheduling-policy priority`, and a key that may use it."
-        ),
-    ] = CLASSES["normal"]
-    timeout: Annotated[
-        float | None,
-        Number(0, _MAX_TIMEOUT, above_low=True),
-        Field(description="Seconds from arrival to the last token."),
-    ] = None
-    retry_on_timeout: Annotated[
-        bool,
-        Boolean(),
-        Field(description="Whether to try once more, for half of the tokens, if nothing was sent in time."),
-    ] = False
-    resume: Annotated[
-        Resume | None,
-        Field(description="Goes on with an answer of another server; needs `stream`, and one answer."),
-    ] = None
-    response_format: Annotated[
-        ResponseFormat | None, Field(description="The form of the answer, in OpenAI's words.")
-    ] = None
-    structured_outputs: Annotated[
-        StructuredOutputs | None, Field(description="The same in vLLM's words; one of them.")
-    ] = None
-    service_tier: Annotated[object, Neutral(("auto", "default"))] = None
-    store: Annotated[object, Neutral((False,))] = None
-    metadata: Annotated[
-        dict[str, str],
-        Labels(16, 512),
-        Field(description="For the client's own records; not kept."),
-    ] = {}
-    spaces_between_special_tokens: Annotated[object, Neutral((True,))] = None
-
-    def generation(
-        self, defaults: SamplingDefaults, vocab_size: int, max_tokens: int | None, logprobs: int | None
-    ) -> Generation:
-        """The common part of a call. Raises ApiError."""
-        sampling = self.sampling_params(defaults, vocab_size, logprobs)
-        if max_tokens is not None and sampling.min_tokens > max_tokens:
-            raise bad_field("min_tokens", "is more than max_tokens")
-        if sampling.prompt_logprobs is not None and (self.stream or self.n > 1):
-            raise bad_field("prompt_logprobs", "is not supported together with stream or n")
-        if self.resume is not None and (not self.stream or self.n > 1):
-            raise bad_field("resume", "needs stream to be true, and n to be 1")
-        if self.resume is not None and sampling.logprobs is not None:
-            raise bad_field("resume", "is not supported together with logprobs")
-        options = self.stream_options or StreamOptions()
-        if self.stream_options is not None and not self.stream:
-            raise bad_field("stream_options", "needs stream to be true")
-        return Generation(
-            model=self.model,
-            sampling=sampling,
-            text=TextRules(
-                stop=self.stop,
-                include_stop=self.include_stop_str_in_output,
-                skip_special_tokens=self.skip_special_tokens,
-                min_tokens=sampling.min_tokens,
-            ),
-            max_tokens=max_tokens,
-            bad_words=self.bad_words,
-            watermark=self.watermark,
-            n=self.n,
-            stream=self.stream,
-            include_usage=options.include_usage or options.continuous_usage_stats,
-            continuous_usage=options.continuous_usage_stats,
-            cache_salt=self.cache_salt,
-            priority=self.priority,
-            timeout=self.timeout,
-            retry_on_timeout=self.retry_on_timeout and self.resume is None,
-            cache_ttl=0.0 if self.cache_control is None else CACHE_TTLS[self.cache_control.ttl],
-            form=wanted_form(self.response_format, self.structured_outputs, ignore_eos=sampling.ignore_eos),
-            resume=self.resume,
-        )
 
 
 class ChatTemplateKwargs(RequestModel):
@@ -529,13 +317,7 @@ class ChatCompletionRequest(GenerationRequest):
         logprobs = (self.top_logprobs or 0) if self.logprobs else None
         tools = tool_use(self.tools, self.tool_choice, self.parallel_tool_calls)
         generation = self.generation(defaults, vocab_size, max_tokens, logprobs)
-        if tools is not None and (tools.is_enforced or tools.is_strict):
-            if generation.form is not None and generation.form.kind is not GrammarKind.JSON:
-                raise bad_field(
-                    generation.form.param, "contradicts tools that have to be called, or are strict"
-                )
-            if generation.sampling.ignore_eos:
-                raise bad_field("ignore_eos", "is not supported together with tools: it would have no end")
+        check_tools(tools, generation)
         thinks = None if self.chat_template_kwargs is None else self.chat_template_kwargs.enable_thinking
         return ChatCall(
             tuple(one.to_template(f"messages[{index}]") for index, one in enumerate(self.messages)),
@@ -546,6 +328,16 @@ class ChatCompletionRequest(GenerationRequest):
             ignored=(("metadata",) if self.metadata else ())
             + (("reasoning_effort",) if self.reasoning_effort not in ("", "none") else ()),
         )
+
+
+def check_tools(tools: ToolUse | None, generation: Generation) -> None:
+    """Tools whose calls are enforced leave no choice of the answer's form. Raises ApiError."""
+    if tools is None or not (tools.is_enforced or tools.is_strict):
+        return
+    if generation.form is not None and generation.form.kind is not GrammarKind.JSON:
+        raise bad_field(generation.form.param, "contradicts tools that have to be called, or are strict")
+    if generation.sampling.ignore_eos:
+        raise bad_field("ignore_eos", "is not supported together with tools: it would have no end")
 
 
 class CompletionRequest(GenerationRequest):
@@ -600,7 +392,7 @@ def _with_prompt_logprobs(generation: Generation, logprobs: int) -> Generation:
 class TokenizeRequest(RequestModel):
     """The body of /tokenize: a prompt, or the messages of a chat."""
 
-    model: Annotated[str | None, Text(MAX_NAME), _NAME] = None
+    model: Annotated[str | None, Text(MAX_NAME), NAME_OF_MODEL] = None
     prompt: Annotated[str | None, Text(), Field(description=f"A text. {_MOST_TOKENS}")] = None
     add_special_tokens: Annotated[
         bool, Boolean(), Field(description="Whether to add what the tokenizer puts around a text.")
@@ -634,7 +426,7 @@ class TokenizeRequest(RequestModel):
 class DetokenizeRequest(RequestModel):
     """The body of /detokenize."""
 
-    model: Annotated[str | None, Text(MAX_NAME), _NAME] = None
+    model: Annotated[str | None, Text(MAX_NAME), NAME_OF_MODEL] = None
     tokens: Annotated[
         tuple[int, ...],
         TokenIds(MAX_BODY_BYTES),

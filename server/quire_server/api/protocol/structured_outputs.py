@@ -163,14 +163,16 @@ def closed(properties: dict[str, Any], required: list[str]) -> Json:
 
 
 def wanted_form(
-    response_format: ResponseFormat | None, structured_outputs: StructuredOutputs | None, *, ignore_eos: bool
+    by_field: GrammarRequest | None, structured_outputs: StructuredOutputs | None, *, ignore_eos: bool
 ) -> GrammarRequest | None:
-    """What constrains the answer; at most one of the two fields may. Raises ApiError."""
-    by_format = None if response_format is None else response_format.wanted()
+    """What constrains the answer: ``by_field`` of the API's own, or ours; at most one may. Raises
+    ApiError.
+    """
     by_outputs = None if structured_outputs is None else structured_outputs.wanted()
-    if by_format is not None and by_outputs is not None:
-        raise bad_field("structured_outputs", "contradicts response_format; send one of them")
-    wanted = by_format or by_outputs
+    if by_field is not None and by_outputs is not None:
+        field = by_field.param.partition(".")[0]
+        raise bad_field("structured_outputs", f"contradicts {field}; send one of them")
+    wanted = by_field or by_outputs
     if wanted is not None and ignore_eos:
         raise bad_field("ignore_eos", f"is not supported together with {wanted.param}: it would have no end")
     return wanted

@@ -15,7 +15,7 @@ from quire_server.api.protocol.validation import Boolean, Json, OneOf, RequestMo
 
 MAX_TOOLS = 256
 MAX_CALLS = 256
-_MAX_DESCRIPTION = 1 << 16
+MAX_DESCRIPTION = 1 << 16
 _NAME = Text(
     pattern="^[a-zA-Z0-9_.-]{1,64}$", text="must be 1 to 64 letters, digits, underscores, dots or hyphens"
 )
@@ -27,6 +27,8 @@ _NO_ARGUMENTS: Json = {"type": "object", "properties": {}}
 class JsonObject:
     """An object, as it is."""
 
+    text: str = "must be a JSON schema: an object"
+
     def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
         return core_schema.no_info_plain_validator_function(self._check)
 
@@ -35,7 +37,7 @@ class JsonObject:
 
     def _check(self, value: object) -> object:
         if not isinstance(value, dict):
-            raise wrong("must be a JSON schema: an object")
+            raise wrong(self.text)
         return value
 
 
@@ -65,7 +67,7 @@ class Function(RequestModel):
     """A function that may be called."""
 
     name: Annotated[str, _NAME]
-    description: Annotated[str, Text(_MAX_DESCRIPTION), Field(description="For the model.")] = ""
+    description: Annotated[str, Text(MAX_DESCRIPTION), Field(description="For the model.")] = ""
     parameters: Annotated[
         dict[str, Any] | None, JsonObject(), Field(description="The JSON schema of its arguments.")
     ] = None

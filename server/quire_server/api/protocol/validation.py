@@ -8,13 +8,14 @@ unknown field is refused by name. Knows no route and no field.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self, TypeVar
 
 from pydantic import (
     BaseModel,
     ConfigDict,
+    Discriminator,
     GetCoreSchemaHandler,
     GetJsonSchemaHandler,
     ModelWrapValidatorHandler,
@@ -160,6 +161,29 @@ def nullable(schema: Json) -> Json:
     else:
         schema = {"anyOf": [schema, _NULL]}
     return schema | about
+
+
+def kind_of(
+    *kinds: str | type, key: str = "type", names: Mapping[str, str] | None = None, text: str = ""
+) -> Discriminator:
+    """Which branch of a union a value is: by its type in Python, text or list, or by the ``key`` of an
+    object. The branches' tags are these kinds in angle brackets, or their ``names``.
+    """
+    words: dict[type, str] = {str: "text", list: "list"}
+    known = {one: (names or {}).get(one, one) for one in kinds if isinstance(one, str)}
+
+    def find(value: object) -> str | None:
+        if not isinstance(value, dict):
+            return f"<{words[type(value)]}>" if type(value) in kinds else None
+        found = value.get(key)
+        name = known.get(found) if isinstance(found, str) else None
+        return None if name is None else f"<{name}>"
+
+    return Discriminator(
+        find,
+        custom_error_type=_EXPLAINED,
+        custom_error_message=text or "must be a string or a list of text blocks",
+    )
 
 
 def explained(schema: CoreSchema, text: str) -> CoreSchema:
@@ -323,7 +347,7 @@ class Neutral:
         if any(type(value) is type(one) and value == one for one in self.values):
             return value
         accepted = " or ".join(json.dumps(value) for value in self.values)
-        raise wrong(f"is not supported, except with the value {accepted}")
+        raise wrong("is not supported" + (f", except with the value {accepted}" if accepted else ""))
 
 
 @dataclass(frozen=True, slots=True)
