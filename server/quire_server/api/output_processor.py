@@ -94,7 +94,10 @@ async def _answer(context: RequestContext, index: int, request: Request, emit: E
             parser.push(text)
         context.counts.completion_tokens += len(given)
         if (end := _end_of(context, request, detokenizer.stopped)) is not None:
-            await emit(OutputDelta(index, "", (), 0, 0, *end))
+            ended = OutputDelta(index, "", (), 0, 0, *end)
+            if parser is not None:  # what it has left was sent with the last token
+                ended = ended._replace(finish_reason=_parsed(ended, parser).finish_reason)
+            await emit(ended)
             return len(given)
     deadline, is_whole = context.deadline, context.is_whole and not rules.stop
     timer = _AnswerTimer(context, index, len(request.prompt_token_ids))

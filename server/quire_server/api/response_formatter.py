@@ -75,12 +75,9 @@ class ResponseFormatter(Protocol):
     def opening(self, index: int) -> list[Json]:
         """Choices of the chunks that an answer begins with."""
 
-    def delta(self, index: int, text: str, logprobs: list[TokenLogprobs]) -> Json:
-        """The choice of a chunk in between."""
-
-    def parsed(self, delta: OutputDelta, logprobs: list[TokenLogprobs]) -> list[Json]:
-        """The choices of what a parser has found besides text: a thought, and calls. The first of them has
-        the log-probabilities.
+    def delta(self, delta: OutputDelta, logprobs: list[TokenLogprobs]) -> Json:
+        """The choice of a chunk in between. All that tokens add is in one chunk: where a stream is cut, a
+        client has all of it or nothing, and another server goes on from there.
         """
 
     def closing(self, index: int, finish_reason: str) -> Json:
@@ -125,20 +122,10 @@ class ChatFormatter:
         """The role comes first, alone."""
         return [_chunk_choice(index, {"role": "assistant", "content": ""})]
 
-    def delta(self, index: int, text: str, logprobs: list[TokenLogprobs]) -> Json:
-        """Text."""
-        return self._message_delta(index, {"content": text}, logprobs)
-
-    def parsed(self, delta: OutputDelta, logprobs: list[TokenLogprobs]) -> list[Json]:
-        """OpenAI's deltas of a message."""
-        first, *others = _parsed_deltas(delta)
-        return [
-            self._message_delta(delta.answer, first, logprobs),
-            *(self._message_delta(delta.answer, one, []) for one in others),
-        ]
-
-    def _message_delta(self, index: int, delta: Json, logprobs: list[TokenLogprobs]) -> Json:
-        return {**_chunk_choice(index, delta), "logprobs": self._logprobs(logprobs)}
+    def delta(self, delta: OutputDelta, logprobs: list[TokenLogprobs]) -> Json:
+        """Text, a thought and calls."""
+        choice = _chunk_choice(delta.answer, _message_delta(delta))
+        return {**choice, "logprobs": self._logprobs(logprobs)}
 
     def closing(self, index: int, finish_reason: str) -> Json:
         """An empty delta."""
@@ -189,16 +176,28 @@ def _call(call: CallDelta) -> Json:
     return {"id": call.call_id, "type": "function", "function": function}
 
 
-def _parsed_deltas(delta: OutputDelta) -> list[Json]:
-    """What is no content: OpenAI's deltas of a message, a call's name before its arguments."""
-    found: list[Json] = [{"reasoning_content": delta.reasoning}] if delta.reasoning else []
-    for call in delta.calls:
-        if call.call_id:
-            entry: Json = {"index": call.number, **_call(call)}
-        else:
-            entry = {"index": call.number, "function": {"arguments": call.arguments}}
-        found.append({"tool_calls": [entry]})
-    return found
+def _message_delta(delta: OutputDelta) -> Json:
+    message: Json = {"reasoning_content": delta.reasoning} if delta.reasoning else {}
+    if delta.calls:
+        message["tool_calls"] = _call_deltas(delta.calls)
+    if delta.text or not message:
+        message["content"] = delta.text
+    return message
+
+
+def _call_deltas(calls: Sequence[CallDelta]) -> list[Json]:
+    """One entry for each call: its name, if it begins, and the arguments that it gained."""
+    gained: dict[int, list[CallDelta]] = {}
+    for call in calls:
+        gained.setdefault(call.number, []).append(call)
+    return [_call_delta(number, *pieces) for number, pieces in gained.items()]
+
+
+def _call_delta(number: int, first: CallDelta, *more: CallDelta) -> Json:
+    call = first._replace(arguments="".join([first.arguments, *(one.arguments for one in more)]))
+    if call.call_id:
+        return {"index": number, **_call(call)}
+    return {"index": number, "function": {"arguments": call.arguments}}
 
 
 def _finite(logprob: float) -> float:
@@ -250,13 +249,9 @@ class CompletionFormatter:
         lead = self._leads[index]
         return [self._choice(index, lead, None, None)] if lead else []
 
-    def delta(self, index: int, text: str, logprobs: list[TokenLogprobs]) -> Json:
-        """Text."""
-        return self._choice(index, text, self._logprobs(index, logprobs), None)
-
-    def parsed(self, delta: OutputDelta, logprobs: list[TokenLogprobs]) -> list[Json]:
+    def delta(self, delta: OutputDelta, logprobs: list[TokenLogprobs]) -> Json:
         """Completions are not parsed: they have text alone."""
-        return []
+        return self._choice(delta.answer, delta.text, self._logprobs(delta.answer, logprobs), None)
 
     def closing(self, index: int, finish_reason: str) -> Json:
         """No text."""
@@ -417,14 +412,11 @@ class StreamedResponse:
         held += delta.logprobs
         times = self._times[delta.answer]
         times += delta.token_ms
-        if delta.reasoning or delta.calls:
-            for choice in self._formatter.parsed(delta, held):
-                await self._send([choice], self._usage(delta.answer))
-            held = self._held[delta.answer] = []
-        if delta.text and not (held or times):
+        is_parsed = bool(delta.reasoning or delta.calls)
+        if delta.text and not (is_parsed or held or times):
             await self._exchange.encoded_event(self._text_chunk(delta.answer, delta.text), self._tokens())
-        elif delta.text or ((held or times) and delta.finish_reason is not None):
-            choice = self._formatter.delta(delta.answer, delta.text, held)
+        elif delta.text or is_parsed or ((held or times) and delta.finish_reason is not None):
+            choice = self._formatter.delta(delta, held)
             if times:
                 choice |= token_timing(times)
             self._held[delta.answer], self._times[delta.answer] = [], []
@@ -460,7 +452,8 @@ class StreamedResponse:
         """
         if (frame := self._frames.get(index)) is None:
             usage = _TEXT if self._counting else None
-            whole = to_json(self._chunk([self._formatter.delta(index, _TEXT, [])], usage))
+            text_delta = OutputDelta(index, _TEXT, (), 0, 0, None)
+            whole = to_json(self._chunk([self._formatter.delta(text_delta, [])], usage))
             frame = self._frames[index] = whole.split(to_json(_TEXT))
         before, after, *end = frame
         chunk = before + encode_basestring(text).encode() + after

@@ -44,7 +44,7 @@ def test_without_logprobs_the_field_is_null_everywhere():
     formatter = ChatFormatter(HEADER, ByteTokenizer(), False)
     choices = [
         *formatter.opening(0),
-        formatter.delta(0, "x", []),
+        formatter.delta(OutputDelta(0, "x", (), 0, 0, None), []),
         formatter.closing(0, "stop"),
         formatter.choice(0, answer_with()),
     ]

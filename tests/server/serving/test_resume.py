@@ -180,3 +180,40 @@ def test_an_answer_goes_on_between_servers_that_compute_it_differently(server, t
             whole = Stream(server, **fields)
             assert_it_goes_on(other, whole, 9, **fields)
             assert_it_goes_on(server, Stream(other, **fields), 9, **fields)
+
+
+def deltas(events):
+    """What the deltas add up to: content, reasoning, and the name, id and arguments of each call."""
+    content, reasoning, calls = "", "", {}
+    for delta in (choice["delta"] for event in events for choice in event["choices"]):
+        content += delta.get("content") or ""
+        reasoning += delta.get("reasoning_content") or ""
+        for entry in delta.get("tool_calls", ()):
+            call = calls.setdefault(entry["index"], {"id": "", "name": "", "arguments": ""})
+            call["id"] += entry.get("id", "")
+            call["name"] += entry["function"].get("name", "")
+            call["arguments"] += entry["function"].get("arguments", "")
+    return content, reasoning, calls
+
+
+def assert_all_goes_on(server, **fields):
+    whole = Stream(server, **fields)
+    for number in range(1, len(whole.events), 3):
+        rest = Stream(server, **fields, resume=whole.resume(number))
+        assert deltas(whole.events[:number] + rest.events) == deltas(whole.events), number
+        assert rest.end() == whole.end()
+    return whole
+
+
+def test_calls_go_on_in_their_middle_with_the_same_ids(server):
+    tools = [{"type": "function", "function": {"name": name, "parameters": {}}} for name in ("look", "tell")]
+    call = '<tool_call>\n{{"name": "{}", "arguments": {{"city": "Oslo"}}}}\n</tool_call>'
+    says = {"choice": ["Wait. " + call.format("look") + call.format("tell")]}
+    whole = assert_all_goes_on(server, tools=tools, structured_outputs=says, max_tokens=300, seed=5)
+    assert whole.end()[0] == ["tool_calls"] and len(deltas(whole.events)[2]) == 2
+
+
+def test_a_thought_goes_on_in_its_middle_and_the_answer_after_it(thinking):
+    whole = assert_all_goes_on(thinking, seed=5, thinking_token_budget=12, ignore_eos=True, max_tokens=24)
+    content, reasoning, _ = deltas(whole.events)
+    assert content and reasoning
