@@ -88,17 +88,9 @@ async def _answer(context: RequestContext, index: int, request: Request, emit: E
     )
     parser = None if context.new_parser is None else context.new_parser(index)
     given = request.output_token_ids
-    if given:
-        text = detokenizer.push(given)  # the client has this text
-        if parser is not None:
-            parser.push(text)
-        context.counts.completion_tokens += len(given)
-        if (end := _end_of(context, request, detokenizer.stopped)) is not None:
-            ended = OutputDelta(index, "", (), 0, 0, *end)
-            if parser is not None:  # what it has left was sent with the last token
-                ended = ended._replace(finish_reason=_parsed(ended, parser).finish_reason)
-            await emit(ended)
-            return len(given)
+    if given and (ended := _take_given(context, index, request, detokenizer, parser)) is not None:
+        await emit(ended)
+        return len(given)
     deadline, is_whole = context.deadline, context.is_whole and not rules.stop
     timer = _AnswerTimer(context, index, len(request.prompt_token_ids))
     async with (
@@ -137,6 +129,29 @@ async def _answer(context: RequestContext, index: int, request: Request, emit: E
     limits = AnswerLimits(len(request.prompt_token_ids), request.sampling.max_tokens)
     context.server.admission.learn_answer(limits, len(given) + timer.num_tokens)
     return len(given) + timer.num_tokens
+
+
+def _take_given(
+    context: RequestContext,
+    index: int,
+    request: Request,
+    detokenizer: IncrementalDetokenizer,
+    parser: AnswerParser | None,
+) -> OutputDelta | None:
+    """Take in what another server has generated of the answer, whose text the client has; returns its end
+    where it was complete.
+    """
+    text = detokenizer.push(request.output_token_ids)
+    if parser is not None:
+        parser.push(text)
+    context.counts.completion_tokens += len(request.output_token_ids)
+    if (end := _end_of(context, request, detokenizer.stopped)) is None:
+        return None
+    ended = OutputDelta(index, "", (), 0, 0, *end)
+    if parser is None:
+        return ended
+    # What the parser has left was sent with the last token.
+    return ended._replace(finish_reason=_parsed(ended, parser).finish_reason)
 
 
 class _AnswerTimer:
