@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from bench import grammars, kv_waste, offload, prefix, quality, quantized, scheduler
+from bench import grammars, kv_waste, offload, prefix, quality, quantized, sampled, scheduler
 from bench.baselines import Engine, Transformers
 from bench.batching import batching
 from bench.compare import REPEATS, Comparison, Maker
@@ -74,6 +74,7 @@ SECTIONS: dict[str, tuple[str, Callable[[], str]]] = {
     "batching": ("Batching", lambda: batching(models.smollm2())),
     "prefix": ("The prefix cache: cost and saving", lambda: prefix.report(models.smollm2())),
     "scheduler": ("What a step costs beside the model", scheduler.table),
+    "sampled": ("What a sampled step costs", lambda: sampled.report(models.smollm2())),
     "grammars": ("What grammars cost a step", lambda: grammars.table(models.smollm2())),
     "kv-waste": ("KV memory without a token", kv_waste.table),
     "offload": ("A block's way to the host and back", lambda: offload.report(models.smollm2())),

@@ -47,6 +47,7 @@ from quire_kernels.sampling.apply_penalties import apply_penalties
 from quire_kernels.sampling.apply_token_bitmask import apply_token_bitmask
 from quire_kernels.sampling.gumbel_sample import gumbel_sample
 from quire_kernels.sampling.largest import largest, largest_pair
+from quire_kernels.sampling.sample_tokens import draw_tokens, sample_tokens
 from quire_kernels.sampling.token_logprobs import token_logprobs
 from quire_kernels.sampling.topk_topp_threshold import topk_topp_threshold
 from quire_kernels.shm_collectives import (
@@ -81,13 +82,14 @@ __all__ = [
     "create_shm_region",
     "decode_gather",
     "device_bytes",
+    "draw_tokens",
     "fp8_linear",
     "fp8_product",
     "fp8_quantize",
     "gelu_tanh_mul",
     "group_rows",
-    "has_shm_collectives",
     "gumbel_sample",
+    "has_shm_collectives",
     "host_pool",
     "int8_linear",
     "is_quantized_kv",
@@ -111,11 +113,12 @@ __all__ = [
     "repack_gptq",
     "repack_packed",
     "rope_kv_write",
+    "sample_tokens",
     "save_blocks",
-    "silu_mul",
-    "silu_mul_fp8",
     "shm_all_reduce",
     "shm_gather",
+    "silu_mul",
+    "silu_mul_fp8",
     "take_partial_rows",
     "take_rows",
     "token_logprobs",

@@ -27,7 +27,7 @@ _FLAGS = [
 ]
 _AVX512 = ["-mfma", *(f"-mavx512{part}" for part in ("f", "bw", "dq", "vl", "vnni"))]
 #: These run on every x86-64 CPU.
-_PORTABLE = ("run_calls.c", "shm_collectives.c", "support.c")
+_PORTABLE = ("run_calls.c", "sample_tokens.c", "shm_collectives.c", "support.c")
 
 
 def main() -> None:

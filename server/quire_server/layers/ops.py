@@ -8,6 +8,7 @@ from quire_kernels import (
     apply_token_bitmask,
     decode_gather,
     device_bytes,
+    draw_tokens,
     gelu_tanh_mul,
     gumbel_sample,
     host_pool,
@@ -15,13 +16,13 @@ from quire_kernels import (
     load_blocks,
     prefill_spans,
     record,
+    sample_tokens,
     save_blocks,
     silu_mul,
     silu_mul_fp8,
     take_partial_rows,
     take_rows,
     token_logprobs,
-    topk_topp_threshold,
 )
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "apply_token_bitmask",
     "decode_gather",
     "device_bytes",
+    "draw_tokens",
     "gelu_tanh_mul",
     "gumbel_sample",
     "host_pool",
@@ -39,11 +41,11 @@ __all__ = [
     "load_blocks",
     "prefill_spans",
     "record",
+    "sample_tokens",
     "save_blocks",
     "silu_mul",
     "silu_mul_fp8",
     "take_partial_rows",
     "take_rows",
     "token_logprobs",
-    "topk_topp_threshold",
 ]

@@ -12,7 +12,7 @@ from torch import Tensor, from_numpy
 
 from quire_server.core.step import NOT_FINITE, NOTHING_ALLOWED, TokenLogprobs
 from quire_server.core.watermark import Watermark
-from quire_server.layers.ops import gumbel_sample, token_logprobs, topk_topp_threshold
+from quire_server.layers.ops import sample_tokens, token_logprobs
 from quire_server.models.decoder import Decoder
 from quire_server.runner.batch_builder import StepLayout
 from quire_server.runner.input_batch import SAMPLING_COLUMNS, InputBatch
@@ -43,13 +43,7 @@ def sample(
     for index in np.flatnonzero(lengths < input_batch.min_total[row_ids]):
         if banned := _stop_ids(input_batch, int(row_ids[index]), eos_ids, logits.shape[1]):
             logits[index, banned] = float("-inf")
-    values = logits.numpy()
-    tokens = values.argmax(axis=-1)  # ten times faster than torch's
-    best = values[np.arange(len(tokens)), tokens]  # NaN is the maximum of a row that contains NaN
-    is_drawn = input_batch.sampling["temperature"][row_ids] >= GREEDY_BELOW
-    if is_drawn.any():
-        drawn = np.flatnonzero(is_drawn)
-        tokens[drawn] = _draw(logits[drawn], input_batch, row_ids[drawn], lengths[drawn]).numpy()
+    tokens, best = (one.numpy() for one in _sample_tokens(logits, input_batch, row_ids, lengths))
     return tokens, _failures(tokens, best)
 
 
@@ -106,43 +100,21 @@ def logprobs(
     }
 
 
-def draw(
-    logits: Tensor,
-    temperature: Tensor,
-    seeds: Tensor,
-    positions: Tensor,
-    *,
-    top: tuple[Tensor, Tensor] | None,
-    min_p: Tensor | None,
-) -> Tensor:
-    """Sample i64 [S] from logits f32 [S, V] at a ``temperature`` f32 [S] above 0; ``top``: k i64 [S], p f32
-    [S].
-    """
-    threshold = None
-    if top is not None:
-        top_k, top_p = top
-        scaled = logits / temperature[:, None]
-        threshold = topk_topp_threshold(scaled, top_k.clamp(max=logits.shape[1]), top_p)
-    if min_p is not None:
-        # p >= min_p * p_max in terms of logits; top-k and top-p do not change the ratio.
-        floor = logits.amax(dim=-1) / temperature + min_p.log()
-        threshold = floor if threshold is None else torch.maximum(threshold, floor)
-    return gumbel_sample(logits, temperature, seeds, positions, threshold=threshold)
-
-
-def _draw(
+def _sample_tokens(
     logits: Tensor, input_batch: InputBatch, row_ids: NDArray[np.int64], lengths: NDArray[np.int64]
-) -> Tensor:
-    sampling = {name: torch.from_numpy(input_batch.sampling[name][row_ids]) for name in SAMPLING_COLUMNS}
-    top_k, top_p, min_p = sampling["top_k"], sampling["top_p"], sampling["min_p"]
-    has_top = bool((top_k > 0).any()) or bool((top_p < 1).any())
-    return draw(
+) -> tuple[Tensor, Tensor]:
+    """Tokens i64 [S] and largest logits f32 [S]."""
+    sampling = {name: from_numpy(input_batch.sampling[name][row_ids]) for name in SAMPLING_COLUMNS}
+    temperature = sampling["temperature"]
+    return sample_tokens(
         logits,
-        sampling["temperature"],
-        torch.from_numpy(input_batch.seed[row_ids]),
-        torch.from_numpy(lengths),
-        top=(top_k, top_p) if has_top else None,
-        min_p=min_p if bool((min_p > 0).any()) else None,
+        torch.arange(len(row_ids)),
+        temperature.where(temperature >= GREEDY_BELOW, 0.0),
+        sampling["top_k"],
+        sampling["top_p"],
+        sampling["min_p"],
+        from_numpy(input_batch.seed[row_ids]),
+        from_numpy(lengths),
     )
 
 

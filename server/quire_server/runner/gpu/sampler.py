@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from quire_server.core.step import NOT_FINITE, NOTHING_ALLOWED
-from quire_server.layers.ops import apply_penalties
+from quire_server.layers.ops import apply_penalties, draw_tokens
 from quire_server.runner.gpu.input_batch import GpuInputBatch
 from quire_server.runner.input_batch import PENALTY_COLUMNS, InputBatch
-from quire_server.runner.sampler import GREEDY_BELOW, draw
+from quire_server.runner.sampler import GREEDY_BELOW
 
 #: In place of a token id: why there is none.
 _IS_NAN, _ALL_FORBIDDEN = -1, -2
@@ -69,7 +69,7 @@ def choose(logits: Tensor, state: GpuInputBatch, rows: Tensor, lengths: Tensor, 
     sampling = state.sampling
     temperature = sampling["temperature"][rows]
     is_drawn = temperature >= GREEDY_BELOW
-    drawn = draw(
+    drawn = draw_tokens(
         logits,
         temperature.masked_fill(~is_drawn, 1.0),
         state.seed[rows],
