@@ -34,6 +34,7 @@ from quire_gateway.usage import Usage
 from quire_http.asgi import Receive, Scope, Send
 from quire_http.body_memory import BodyMemory
 from quire_http.connection_age import closing, is_old, opened_at
+from quire_http.credentials import key_of
 from quire_http.drain import RETRY_AFTER_SECONDS, Drain
 from quire_http.errors import ApiError, overloaded
 from quire_http.exchange import CutError, HttpExchange
@@ -150,7 +151,7 @@ class Gateway:
         passed = REQUEST_HEADERS if account.span is None else _WITHOUT_TRACE
         headers = {name: value for name, value in given.items() if name in passed}
         headers |= {"x-request-id": exchange.request_id, USAGE_HEADER: "true"}
-        account.prompt_tokens = estimated_tokens(call)
+        account.prompt_tokens = estimated_tokens(call) if call.generates else 0
         if client is not None:
             account.reservation = await self.limiter.admit(
                 client, account.prompt_tokens, longest_answers(call), destination.prices
@@ -232,7 +233,11 @@ class Gateway:
 
 
 def _authorization(exchange: HttpExchange) -> bytes:
-    given = [value for name, value in exchange.scope["headers"] if name == b"authorization"]
+    """The key as an Authorization header has it, whichever header it came in."""
+    headers = exchange.scope["headers"]
+    if key := key_of(headers):
+        return b"Bearer " + key
+    given = [value for name, value in headers if name == b"authorization"]
     return bytes(given[0]) if len(given) == 1 else b""
 
 
@@ -246,7 +251,7 @@ def _upstream_request(
     is_line: bool,
 ) -> UpstreamRequest:
     """What is sent to a replica, and what may become of it there."""
-    is_resumable = call.stream and call.is_exact
+    is_resumable = call.stream and call.is_exact and path in calls.COMPLETION_PATHS
     if is_resumable:
         headers = {**headers, TOKENS_HEADER: "true"}
     # An answer in one piece has its first byte when all is computed; a line of a batch can wait.

@@ -36,7 +36,7 @@ _CHECKS_PER_TIMEOUT = 4
 RESPONSE_HEADERS = frozenset(
     (
         *("cache-control", "content-encoding", "content-type", "retry-after", "server-timing"),
-        *("x-accel-buffering", "x-quire-degraded"),
+        *("x-accel-buffering", "x-quire-degraded", "x-quire-ignored"),
     )
 )
 #: Bytes of an answer that are read before the first of them is sent.

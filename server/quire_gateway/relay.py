@@ -31,7 +31,14 @@ from quire_gateway.hedging import race
 from quire_gateway.llm_route import OVERLOAD, UNAVAILABLE
 from quire_gateway.metrics import Metrics
 from quire_gateway.openai import canned
-from quire_gateway.openai.calls import num_answers, wants_usage, with_fields, with_half_the_tokens, with_model
+from quire_gateway.openai.calls import (
+    COMPLETION_PATHS,
+    num_answers,
+    wants_usage,
+    with_fields,
+    with_half_the_tokens,
+    with_model,
+)
 from quire_gateway.openai.external import ExternalEvents
 from quire_gateway.outlier_detection import Verdict
 from quire_gateway.replicas import Model
@@ -78,6 +85,16 @@ class _Refusal(AttemptError):
         self.response = response
         self.headers = headers
         self.body = body
+
+
+class _OtherApiError(AttemptError):
+    """An external backend is asked by OpenAI's completions alone."""
+
+    def __init__(self, path: str) -> None:
+        paths = " and ".join(COMPLETION_PATHS)
+        super().__init__(
+            "other_api", f"This model is answered by an external backend, which has no {path}: use {paths}."
+        )
 
 
 class _SwitchedOffError(AttemptError):
@@ -225,6 +242,9 @@ class Relay:
         router = model.router(destination.strategy)
         account.deployment = model.name
         is_external = isinstance(model, ExternalModel)
+        if is_external and request.path not in COMPLETION_PATHS:
+            tried = () if before is None else before.tried
+            return _Unanswered(_OtherApiError(request.path) if before is None else before.failure, tried)
         original = request
         resumption = Resumption() if request.is_resumable and not is_external else None
         avoided = () if before is None else before.tried
@@ -446,11 +466,12 @@ async def _send_as_event(exchange: HttpExchange, status: int, body: bytes, accou
     """An answer that is an error, in a stream that has begun while its request waited."""
     account.answer_begins(status)
     try:
-        error = orjson.loads(body)
-    except ValueError:
-        error = {"error": {"message": f"The replica answered with HTTP {status}.", "code": "replica_error"}}
-    await exchange.event(error)
-    await exchange.end_stream()
+        said = orjson.loads(body)["error"]
+        fields = said["message"], said["type"], said["param"], said["code"]
+    except (ValueError, KeyError, TypeError):
+        fields = f"The replica answered with HTTP {status}.", "server_error", None, "replica_error"
+    message, kind, param, code = fields
+    await exchange.error(ApiError(status, message, kind=kind, param=param, code=code))
 
 
 async def _send_whole(
@@ -570,6 +591,8 @@ def _refusal_of(failure: AttemptError) -> ApiError | None:
         return overloaded(failure.reason, str(failure), failure.retry_after)
     if isinstance(failure, _SwitchedOffError):
         return kill_switch_refusal(str(failure))
+    if isinstance(failure, _OtherApiError):
+        return ApiError(400, str(failure), code="api_not_supported")
     if failure.reason == "rate_limited":
         return overloaded("rate_limited", "The backend that answers has no room.", _RETRY_AFTER_SECONDS)
     return None

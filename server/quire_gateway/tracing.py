@@ -16,11 +16,16 @@ from opentelemetry.trace import SpanKind, Status, StatusCode, Tracer
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry.util.types import AttributeValue
 
-from quire_gateway.openai import calls
+from quire_http import dialects
 
 #: The headers of a request that say which trace it is of. With tracing each attempt has its own.
 HEADERS = frozenset(("traceparent", "tracestate"))
-_OPERATIONS = {calls.CHAT: "chat", calls.COMPLETIONS: "text_completion"}
+_OPERATIONS = {
+    dialects.CHAT: "chat",
+    dialects.COMPLETIONS: "text_completion",
+    dialects.MESSAGES: "chat",
+    dialects.COUNT_TOKENS: "count_tokens",
+}
 
 Attributes = Mapping[str, AttributeValue | None]
 

@@ -1,7 +1,8 @@
 """The tokens that an answer says it took, found in its bytes.
 
-In JSON no text of a model or a client has these quotes unescaped, so that nothing need be parsed. A replica
-ends each stream with a comment that says them, which is for the gateway and is taken out.
+In JSON no text of a model or a client has these quotes unescaped, so that nothing need be parsed. Where an
+API has objects of a model or a client in its answers, such as the input of a call, the usage comes after
+them. A replica ends each stream with a comment that says them, which is for the gateway and is taken out.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ _PROMPT = b'"prompt_tokens":'
 _NUMBER = re.compile(rb"\s*(\d{1,9})\b")
 _COMPLETION = re.compile(rb'"completion_tokens":\s*(\d{1,9})\b')
 _CACHED = re.compile(rb'"cached_tokens":\s*(\d{1,9})\b')
+_INPUT, _OUTPUT = b'"input_tokens":', re.compile(rb'"output_tokens":\s*(\d{1,9})\b')
+_CACHE_READ = re.compile(rb'"cache_read_input_tokens":\s*(\d{1,9})\b')  # which are no input tokens
 _COMMENT, _END = b": usage ", b"\n\n"
 
 
@@ -35,6 +38,17 @@ def find(data: bytes) -> Usage | None:
     begin = at if begin < 0 else begin
     completion, cached = _COMPLETION.search(data, begin), _CACHED.search(data, begin)
     return Usage(int(prompt[1]), int(completion[1]) if completion else 0, int(cached[1]) if cached else None)
+
+
+def find_last(data: bytes) -> Usage | None:
+    """As `find`, of an API whose usage has input and output tokens, and nothing of a client after it."""
+    at = data.rfind(_INPUT)
+    if at < 0 or (read := _NUMBER.match(data, at + len(_INPUT))) is None:
+        return None
+    begin = max(data.rfind(_KEY, 0, at), 0)
+    output, cached = _OUTPUT.search(data, begin), _CACHE_READ.search(data, begin)
+    num_cached = int(cached[1]) if cached else None
+    return Usage(int(read[1]) + (num_cached or 0), int(output[1]) if output else 0, num_cached)
 
 
 def without_comment(events: bytes) -> bytes:

@@ -259,12 +259,10 @@ class HttpExchange:
                 await self._discard_body()
             await self._send({"type": "http.response.body", "body": b""})
 
-    async def event(self, data: object) -> None:
-        """One server-sent event; the first one begins the stream."""
-        await self.encoded_event(to_json(data))
-
     async def encoded_event(self, data: bytes, comment: bytes = b"", *, name: str = "") -> None:
-        """As `event`, of data that is JSON already. ``comment``: a line of the event that clients skip."""
+        """One server-sent event, of data that is JSON already; the first one begins the stream.
+        ``comment``: a line of it that clients skip.
+        """
         if not self.started:
             self._is_stream = True
             await self._start(

@@ -127,19 +127,16 @@ class Events:
     def __init__(self):
         self.sent = []
 
-    async def event(self, data):
-        self.sent.append(data)
-
-    async def end_stream(self):
-        self.sent.append("[DONE]")
+    async def error(self, error):
+        self.sent.append(error)
 
 
 async def test_so_is_one_that_is_a_page_of_a_proxy():
     exchange, statuses = Events(), []
     await _send_as_event(exchange, 400, b"<html>", SimpleNamespace(answer_begins=statuses.append))
-    error, end = exchange.sent
-    assert error["error"] == {"message": "The replica answered with HTTP 400.", "code": "replica_error"}
-    assert (end, statuses) == ("[DONE]", [400])
+    (error,) = exchange.sent
+    assert (str(error), error.code) == ("The replica answered with HTTP 400.", "replica_error")
+    assert statuses == [400]
 
 
 def test_two_hundred_that_wait_are_all_answered_and_never_more_at_once_than_the_pod_runs(

@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from quire_gateway.openai.calls import CHAT, COMPLETIONS, Call, read, with_half_the_tokens, with_model
+from quire_gateway.openai.calls import Call, read, with_half_the_tokens, with_model
+from quire_http.dialects import CHAT, COMPLETIONS, COUNT_TOKENS, MESSAGES
 from quire_http.errors import ApiError
 
 
@@ -28,6 +29,41 @@ def call_of(body, path=CHAT):
         (CHAT, {"stream": True, "max_tokens": 7}, Call("m", stream=True, max_tokens=7)),
         (CHAT, {"max_tokens": 7, "max_completion_tokens": 8}, Call("m", max_tokens=8)),
         (COMPLETIONS, {"prompt": "Once"}, Call("m", prompt=("Once",))),
+        (
+            MESSAGES,
+            {
+                "system": [{"type": "text", "text": "Be short."}],
+                "messages": [
+                    {"role": "user", "content": "Hi"},
+                    {"role": "assistant", "content": [{"type": "tool_use", "input": {}}]},
+                    {
+                        "role": "user",
+                        "content": [
+                            {
+                                "type": "tool_result",
+                                "content": "Rain.",
+                                "cache_control": {"type": "ephemeral"},
+                            },
+                            {"type": "tool_result", "content": [{"type": "text", "text": "Sun."}]},
+                        ],
+                    },
+                ],
+                "metadata": {"user_id": "me"},
+                "max_tokens": 7,
+            },
+            Call(
+                "m",
+                max_tokens=7,
+                prompt=("system", "Be short.", "user", "Hi", "assistant", "user", "Rain.", "Sun."),
+                user="me",
+                pins_cache=True,
+            ),
+        ),
+        (
+            COUNT_TOKENS,
+            {"messages": [{"role": "user", "content": "Hi"}]},
+            Call("m", prompt=("user", "Hi"), generates=False),
+        ),
         (COMPLETIONS, {"prompt": ["a", "b"]}, Call("m", num_answers=2, prompt=("a", "b"))),
         (COMPLETIONS, {"prompt": [1, 2]}, Call("m", prompt=("[1,2]",), num_token_ids=2)),
         (

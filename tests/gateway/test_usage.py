@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from quire_gateway.usage import Usage, find, without_comment
+from quire_gateway.usage import Usage, find, find_last, without_comment
 
 USAGE = {"prompt_tokens": 12, "completion_tokens": 3, "total_tokens": 15}
 CACHED = {**USAGE, "prompt_tokens_details": {"cached_tokens": 8}}
@@ -33,6 +33,17 @@ def test_the_fields_of_a_usage_may_have_any_order(order):
     before = b'data: {"usage": {"prompt_tokens": 12, "completion_tokens": 1, "d": {"cached_tokens": 1}}}\n\n'
     for usage in (b'data: {"choices": [], "usage": ' + found + b"}", b": usage " + found):
         assert find(before + usage + b"\n\n") == find(usage) == Usage(12, 3, 8)
+
+
+def test_a_usage_in_other_words_is_the_last_one_whatever_a_call_has_in_it():
+    """The input of a call is an object of the model's, whose keys a client may have chosen."""
+    said = {"input_tokens": 4, "cache_read_input_tokens": 8, "output_tokens": 3}
+    fake = {"usage": {"input_tokens": 0, "output_tokens": 0, "prompt_tokens": 0}}
+    for separators in ((",", ":"), (", ", ": ")):
+        body = json.dumps({"content": [{"input": fake}], "usage": said}, separators=separators).encode()
+        assert find_last(body) == Usage(12, 3, 8)
+    assert find_last(b'{"usage": {"input_tokens": 12, "output_tokens": 3}}') == Usage(12, 3)
+    assert find_last(b'{"usage": null}') is None and find_last(b'{"input_tokens": "x"}') is None
 
 
 def test_a_text_that_looks_like_a_usage_is_none():

@@ -12,12 +12,13 @@ from typing import Any, TypeGuard
 
 import orjson
 
+from quire_http.dialects import CHAT, COMPLETIONS, COUNT_TOKENS, MESSAGES
 from quire_http.errors import ApiError, bad_field
 
-CHAT = "/v1/chat/completions"
-COMPLETIONS = "/v1/completions"
 #: The paths that are relayed.
-PATHS = (CHAT, COMPLETIONS)
+PATHS = (CHAT, COMPLETIONS, MESSAGES, COUNT_TOKENS)
+#: Those of OpenAI's completions: external backends have them, and replicas can go on with their streams.
+COMPLETION_PATHS = (CHAT, COMPLETIONS)
 _LIMITS = ("max_completion_tokens", "max_tokens")
 _BYTES_PER_TOKEN = 4  # of English text, about
 _ANSWER_TOKENS = 256  # of one whose length is not limited by its request
@@ -43,6 +44,7 @@ class Call:
     #: How many of these parts there are up to the first message of the user; None: all are.
     num_opening: int | None = field(default=None, compare=False)
     pins_cache: bool = False  # its prompt is kept in the replica's cache when it is over
+    generates: bool = True  # else its prompt is counted, and takes nothing
 
     @property
     def opening(self) -> tuple[str, ...]:
@@ -68,11 +70,37 @@ def read(path: str, body: bytes | bytearray) -> Call:
     common = (model, document.get("stream") is True, *limits, has_tools, _is_exact(document))
     user, salt = _text(document.get("user")), _text(document.get("cache_salt"))
     pins = document.get("cache_control") is not None
+    if path in (MESSAGES, COUNT_TOKENS):
+        prompt, num_opening = _conversation(document)
+        return Call(
+            *common,
+            prompt,
+            0,
+            _user_id(document),
+            salt,
+            num_opening=num_opening,
+            pins_cache=b'"cache_control"' in body,
+            generates=path == MESSAGES,
+        )
     if path != CHAT:
         prompts = document.get("prompt")
         return Call(*common, tuple(_texts(prompts)), _num_token_ids(prompts), user, salt, pins_cache=pins)
     prompt, num_opening = _chat(document)
     return Call(*common, prompt, 0, user, salt, num_opening=num_opening, pins_cache=pins)
+
+
+def _user_id(document: dict[str, Any]) -> str:
+    """Anthropic's name of the user."""
+    metadata = document.get("metadata")
+    return _text(metadata.get("user_id")) if isinstance(metadata, dict) else ""
+
+
+def _conversation(document: dict[str, Any]) -> tuple[tuple[str, ...], int | None]:
+    """As `_chat`, of Anthropic's blocks; what stands before the messages is the system's."""
+    system = tuple(_texts(document.get("system")))
+    before = ("system", *system) if system else ()
+    prompt, num_opening = _chat(document)
+    return (*before, *prompt), None if num_opening is None else len(before) + num_opening
 
 
 def estimated_tokens(call: Call) -> int:
@@ -85,6 +113,8 @@ def estimated_tokens(call: Call) -> int:
 
 def longest_answers(call: Call) -> int:
     """Tokens that its answers may have together."""
+    if not call.generates:
+        return 0
     each = _ANSWER_TOKENS if call.max_tokens is None else max(call.max_tokens, 0)
     return min(each * call.num_answers, _MOST_TOKENS)
 
@@ -182,8 +212,10 @@ def _chat(document: dict[str, Any]) -> tuple[tuple[str, ...], int | None]:
 def _texts(content: object) -> Iterator[str]:
     """The texts of a content: a text, parts with texts, or token ids, which stay as they are written."""
     for part in content if _is_list_of_prompts(content) else (content,):
-        text = part.get("text") if isinstance(part, dict) else part
-        if isinstance(text, str):
+        text = part.get("text", part.get("content")) if isinstance(part, dict) else part
+        if isinstance(part, dict) and isinstance(text, list):
+            yield from _texts(text)  # of the result of a tool
+        elif isinstance(text, str):
             yield text
         elif isinstance(text, list) and text and set(map(type, text)) <= {int}:
             yield orjson.dumps(text).decode()
