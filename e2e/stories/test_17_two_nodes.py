@@ -114,7 +114,7 @@ def ranks(node: Cluster, pods: frozenset[str]) -> set[int]:
 def test_a_model_on_two_nodes_answers_as_on_one(
     kube: Kubectl, nodes: tuple[Cluster, Cluster], deploy: Callable[..., LLMDeployment]
 ) -> None:
-    llm = deploy("two-nodes", **ONE)
+    llm = deploy("two-nodes", **ONE, rollout={"strategy": "InPlace"})  # there is no room for both forms
     llm.wait_ready()
     expected = answers(llm)
     assert "Paris" in expected[0]
