@@ -16,6 +16,9 @@ CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 MESSAGES = "/v1/messages"
 COUNT_TOKENS = "/v1/messages/count_tokens"
+RESPONSES = "/v1/responses"
+#: A kept response, by its id.
+RESPONSES_PREFIX = "/v1/responses/"
 
 
 class Dialect(Protocol):
@@ -29,8 +32,10 @@ class Dialect(Protocol):
     def error(self, error: ApiError, request_id: str) -> Json:
         """The body of an error."""
 
-    def error_event(self, error: ApiError, request_id: str) -> tuple[str, Json]:
-        """The name and the data of an event that ends a stream too early; the name is empty for none."""
+    def error_event(self, error: ApiError, request_id: str, num_events: int) -> tuple[str, Json]:
+        """The name and the data of an event that ends a stream too early, after so many; the name is empty
+        for none.
+        """
 
 
 class OpenAI:
@@ -43,7 +48,7 @@ class OpenAI:
         """An object with `error` alone."""
         return error.body
 
-    def error_event(self, error: ApiError, request_id: str) -> tuple[str, Json]:
+    def error_event(self, error: ApiError, request_id: str, num_events: int) -> tuple[str, Json]:
         """The same object."""
         return "", error.body
 
@@ -75,9 +80,35 @@ class Anthropic:
         detail = {"type": kind, "message": message, "param": param, "code": error.code}
         return {"type": "error", "error": detail, "request_id": request_id}
 
-    def error_event(self, error: ApiError, request_id: str) -> tuple[str, Json]:
+    def error_event(self, error: ApiError, request_id: str, num_events: int) -> tuple[str, Json]:
         """The same object, in an event of the name `error`."""
         return "error", self.error(error, request_id)
+
+
+#: The same for OpenAI's Responses.
+_RESPONSES_FIELDS = {
+    "messages": "input",
+    "max_tokens": "max_output_tokens",
+    "enable_thinking": "reasoning.effort",
+}
+
+
+class Responses:
+    """OpenAI's Responses: errors as in its other APIs, events with names and numbers."""
+
+    request_id_header = ""
+    end_of_stream = b""
+
+    def error(self, error: ApiError, request_id: str) -> Json:
+        """OpenAI's object."""
+        param, message = renamed(error, _RESPONSES_FIELDS)
+        return {"error": {**error.body["error"], "param": param, "message": message}}
+
+    def error_event(self, error: ApiError, request_id: str, num_events: int) -> tuple[str, Json]:
+        """An event of the type `error`."""
+        param, message = renamed(error, _RESPONSES_FIELDS)
+        data = {"type": "error", "code": error.code, "message": message, "param": param}
+        return "error", {**data, "sequence_number": num_events}
 
 
 def renamed(error: ApiError, fields: dict[str, str]) -> tuple[str | None, str]:
@@ -89,7 +120,11 @@ def renamed(error: ApiError, fields: dict[str, str]) -> tuple[str | None, str]:
 
 
 _OPENAI = OpenAI()
-_BY_PATH: dict[str, Dialect] = {MESSAGES: Anthropic(), COUNT_TOKENS: Anthropic()}
+_BY_PATH: dict[str, Dialect] = {
+    MESSAGES: Anthropic(),
+    COUNT_TOKENS: Anthropic(),
+    RESPONSES: Responses(),
+}
 
 
 def dialect_of(path: str) -> Dialect:

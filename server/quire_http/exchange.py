@@ -113,6 +113,9 @@ class HttpExchange:
         self.request_id = request_id(scope["headers"])
         self.headers = [("x-request-id", self.request_id)]  # of the response, whatever it will be
         self.dialect = dialect_of(scope["path"])
+        #: Name and data of the event for a failure, of a stream that has a form of its own for it.
+        self.describe_failure: Callable[[ApiError], tuple[str, dict[str, Any]]] | None = None
+        self.num_events = 0  # that were sent
         if self.dialect.request_id_header:
             self.headers.append((self.dialect.request_id_header, self.request_id))
 
@@ -192,7 +195,11 @@ class HttpExchange:
         if self.started and not self._is_stream:
             return  # a whole response was sent, or its part: then the connection is closed, which says enough
         if self.started:
-            name, data = self.dialect.error_event(error, self.request_id)
+            name, data = (
+                self.dialect.error_event(error, self.request_id, self.num_events)
+                if self.describe_failure is None
+                else self.describe_failure(error)
+            )
             await self.encoded_event(to_json(data), name=name)
             await self.end_stream()
         else:
@@ -273,6 +280,7 @@ class HttpExchange:
                     ("x-accel-buffering", "no"),
                 ],
             )
+        self.num_events += 1
         payload = b"data: " + data + b"\n\n"
         if name:
             payload = b"event: " + name.encode() + b"\n" + payload

@@ -9,6 +9,7 @@ import pytest
 from e2e.api.specs import merged, minimal
 from quire_operator import spec
 from quire_server.api.protocol.messages import parse_messages
+from quire_server.api.protocol.openai_responses import parse_responses
 from quire_server.api.protocol.requests import parse_chat, parse_completion
 from quire_server.model_dir.generation_config import SamplingDefaults
 
@@ -31,6 +32,9 @@ def test_the_server_accepts_every_request_on_a_page(path, body):
     document = json.loads(body)
     if path == "jobs":  # which has a request in it
         path, document = document["endpoint"].removeprefix("/v1/"), document["body"]
+    if path == "responses":
+        parse_responses(document, 100).to_call(SamplingDefaults(), 100, lambda _: None)
+        return
     parsers = {"chat/completions": parse_chat, "completions": parse_completion, "messages": parse_messages}
     parsers[path](document, SamplingDefaults(), vocab_size=100)
 

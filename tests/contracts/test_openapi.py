@@ -6,7 +6,7 @@ from jsonschema import Draft202012Validator
 from quire_http.errors import ApiError
 from quire_server.api import openapi
 from quire_server.api.auth import PUBLIC_PATHS
-from quire_server.api.protocol import messages, requests
+from quire_server.api.protocol import messages, openai_responses, requests
 from quire_server.api.protocol.validation import validate
 from quire_server.api.routes import router
 from quire_server.model_dir.generation_config import SamplingDefaults
@@ -15,18 +15,22 @@ from tests.server.api import field_values
 VOCAB = 258
 DOCUMENT = openapi.document(("tiny",), VOCAB)
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
-MESSAGES, COUNT = "/v1/messages", "/v1/messages/count_tokens"
+MESSAGES, COUNT, RESPONSES = "/v1/messages", "/v1/messages/count_tokens", "/v1/responses"
 PARSERS = {
     CHAT: requests.parse_chat,
     COMPLETION: requests.parse_completion,
     MESSAGES: messages.parse_messages,
     COUNT: lambda body, *_: validate(messages.CountTokensRequest, body).to_call(),
+    RESPONSES: lambda body, defaults, vocab: openai_responses.parse_responses(body, vocab).to_call(
+        defaults, vocab, lambda _: []
+    ),
 }
 MINIMAL = {
     CHAT: {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]},
     COMPLETION: {"model": "tiny", "prompt": "hi"},
     MESSAGES: {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 1},
     COUNT: {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]},
+    RESPONSES: {"model": "tiny", "input": "hi"},
 }
 # What a field needs beside it to mean anything.
 COMPANIONS = {
@@ -40,6 +44,7 @@ TOOLS = {
     CHAT: {"type": "function", "function": {"name": "x"}},
     MESSAGES: {"name": "x", "input_schema": {}},
     COUNT: {"name": "x", "input_schema": {}},
+    RESPONSES: {"type": "function", "name": "x"},
 }
 CASES = [(path, name) for path in PARSERS for name in field_values.properties(DOCUMENT, path)]
 
@@ -119,7 +124,9 @@ def test_a_field_that_the_document_does_not_name_is_refused(path):
 def test_the_document_has_every_route_and_no_other():
     methods = {path: {method.upper() for method in item} for path, item in DOCUMENT["paths"].items()}
     assert methods.pop("/v1/models/{model}") == {"GET"}
-    served = {route.path: route.methods for route in router.routes}
+    served = {}
+    for route in router.routes:
+        served[route.path] = served.get(route.path, set()) | route.methods
     assert served.pop("/v1/models/{model:path}") == {"GET"}
     for page in ("/", "/docs", "/docs/{name}"):  # for people: no part of the API
         assert served.pop(page) == {"GET"}

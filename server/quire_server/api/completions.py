@@ -56,6 +56,7 @@ class ChatApi:
     prefix: str  # of the ids of answers
     respond: Callable[[RequestContext, Header, Generation, Sequence[int]], Response]
     fields: Mapping[str, str] = field(default_factory=dict)
+    num_kept_bytes: Callable[[], int] = int  # of the body, in memory until the answer is sent
 
 
 async def chat(server: ServerContext, exchange: HttpExchange) -> None:
@@ -146,7 +147,7 @@ async def _answer_chat(api: ChatApi, request: RequestContext, call: ChatCall) ->
         request.rules = replace(request.rules, shown=tuple(server.shown_tokens.values()))
         request.new_parser = lambda index: chat.parser(f"{header.response_id} {index}")
     del call
-    request.exchange.release_body()
+    request.exchange.shrink_body(api.num_kept_bytes())
     respond = partial(api.respond, request, header, generation)
     await _generate(request, generation, [prompt], respond, prompt_field="messages")
 

@@ -28,6 +28,7 @@ from quire_server.api.gateway_tokens import GatewayKeys
 from quire_server.api.protocol.requests import MAX_TEXT_TOKENS, Prompts
 from quire_server.api.protocol.validation import Json, parse_object
 from quire_server.api.request_log import RequestLog, RequestLogging
+from quire_server.api.response_store import ResponseStore
 from quire_server.api.tracing import Tracing
 from quire_server.core.sampling_params import Grammar
 from quire_server.core.watermark import WatermarkMode
@@ -112,6 +113,7 @@ class ServerContext:
     # Special tokens that parsers of answers look for, and their ids.
     shown_tokens: Mapping[str, int] = field(default_factory=dict)
     long_texts: LongTexts | None = None
+    responses: ResponseStore = field(default_factory=ResponseStore)
     text_gate: SerialGate = field(default_factory=SerialGate)
     body_memory: BodyMemory = field(default_factory=BodyMemory)
     created: int = field(default_factory=lambda: int(time.time()))

@@ -1,17 +1,16 @@
 """Anthropic's messages: an answer as content blocks, whole or as a stream of events.
 
-Blocks have an order and are never opened again, so what a delta of the output has is put in order first: more
-of a call that is open, then text, then new calls. Dictionaries are built here and nowhere else; tests compare
+Dictionaries are built here and nowhere else; tests compare
 them with the models of `protocol.message_responses`.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
 
 from quire_http.exchange import HttpExchange, to_json
+from quire_server.api.output_pieces import CALL, TEXT, THOUGHT, Piece, pieces
 from quire_server.api.output_processor import TOOL_CALLS, OutputDelta
 from quire_server.api.protocol.generation import Generation
 from quire_server.api.request_context import RequestContext, TokenCounts
@@ -21,42 +20,20 @@ Json = dict[str, object]
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", TOOL_CALLS: "tool_use"}
 
 
-class Piece(NamedTuple):
-    """What a block gains. ``opens``: the block that begins with it, None where it is of the one before."""
-
-    kind: str
-    text: str
-    call_id: str = ""  # of a call that begins
-    name: str = ""
-
-
-def pieces(delta: OutputDelta) -> Iterator[Piece]:
-    """What a delta has, in the order in which blocks have it."""
-    if delta.reasoning:
-        yield Piece("thinking", delta.reasoning)
-    calls = list(delta.calls)
-    while calls and not calls[0].call_id:
-        yield Piece("tool_use", calls.pop(0).arguments)
-    if delta.text:
-        yield Piece("text", delta.text)
-    for call in calls:
-        yield Piece("tool_use", call.arguments, call.call_id, call.name)
-
-
 def _block(piece: Piece) -> Json:
     """A block that begins with a piece, without the piece's text."""
-    if piece.kind == "text":
+    if piece.kind == TEXT:
         return {"type": "text", "text": ""}
-    if piece.kind == "thinking":
+    if piece.kind == THOUGHT:
         return {"type": "thinking", "thinking": "", "signature": ""}
     return {"type": "tool_use", "id": piece.call_id, "name": piece.name, "input": {}}
 
 
 def _delta(piece: Piece) -> Json:
     """What an open block gains."""
-    if piece.kind == "text":
+    if piece.kind == TEXT:
         return {"type": "text_delta", "text": piece.text}
-    if piece.kind == "thinking":
+    if piece.kind == THOUGHT:
         return {"type": "thinking_delta", "thinking": piece.text}
     return {"type": "input_json_delta", "partial_json": piece.text}
 
@@ -108,7 +85,7 @@ class FullMessage:
         count(self._counts, delta)
         self._last = delta
         for piece in pieces(delta):
-            if piece.call_id or not self._blocks or self._blocks[-1][0].kind != piece.kind:
+            if piece.opens(self._blocks[-1][0].kind if self._blocks else None):
                 self._blocks.append((piece, []))
             self._blocks[-1][1].append(piece.text)
 
@@ -122,7 +99,7 @@ class FullMessage:
 def _whole(piece: Piece, text: str) -> Json:
     """A block with all of its text. Arguments that were cut are none: there is no object to send."""
     block = _block(piece)
-    if piece.kind != "tool_use":
+    if piece.kind != CALL:
         return {**block, piece.kind: text}
     try:
         return {**block, "input": json.loads(text or "{}")}
@@ -163,7 +140,7 @@ class StreamedMessage:
         count(self._counts, delta)
         self._last = delta
         for piece in pieces(delta):
-            if piece.call_id or self._open != piece.kind:
+            if piece.opens(self._open):
                 await self._close()
                 await self._send("content_block_start", index=self._num_blocks, content_block=_block(piece))
                 self._open = piece.kind

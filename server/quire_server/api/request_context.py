@@ -41,6 +41,7 @@ _OPERATIONS = {
     "/v1/chat/completions": "chat",
     "/v1/completions": "text_completion",
     "/v1/messages": "chat",
+    "/v1/responses": "chat",
 }
 
 

@@ -16,16 +16,18 @@ from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
+from starlette.routing import Match
 
 from quire_http.errors import ApiError, bad_field
 from quire_http.exchange import HttpExchange
 from quire_server import __version__
-from quire_server.api import completions, messages
+from quire_server.api import completions, messages, openai_responses
 from quire_server.api.context import ServerContext
 from quire_server.api.exchange_response import ExchangeResponse
 from quire_server.api.health import health
-from quire_server.api.protocol import message_responses, responses
+from quire_server.api.protocol import message_responses, openai_response_bodies, responses
 from quire_server.api.protocol.messages import CountTokensRequest, MessagesRequest
+from quire_server.api.protocol.openai_responses import ResponsesRequest
 from quire_server.api.protocol.requests import (
     ChatCompletionRequest,
     CompletionRequest,
@@ -39,6 +41,7 @@ REQUESTS: tuple[type[BaseModel], ...] = (
     CompletionRequest,
     MessagesRequest,
     CountTokensRequest,
+    ResponsesRequest,
     TokenizeRequest,
     DetokenizeRequest,
 )
@@ -58,6 +61,9 @@ RESPONSES: tuple[type[BaseModel], ...] = (
     *message_responses.MESSAGE_EVENTS,
     message_responses.MessageTokens,
     message_responses.MessagesError,
+    openai_response_bodies.ResponseBody,
+    *openai_response_bodies.RESPONSE_EVENTS,
+    openai_response_bodies.DeletedResponse,
 )
 ERRORS = {
     400: "A field is wrong: `param` names it.",
@@ -167,6 +173,9 @@ def _parameter(
     return {"parameters": [described]}
 
 
+_RESPONSE_ID = _parameter("response_id", "path", {"type": "string"}, "The id of a response.", required=True)
+
+
 @router.post(
     "/v1/chat/completions",
     operation_id="chat",
@@ -220,6 +229,48 @@ async def create_message(request: Request) -> Response:
 async def count_message_tokens(request: Request) -> Response:
     """Anthropic's count."""
     return ExchangeResponse(messages.count_tokens)
+
+
+@router.post(
+    "/v1/responses",
+    operation_id="createResponse",
+    summary="Answer a conversation, as OpenAI's Responses.",
+    responses=_answers(
+        openai_response_bodies.ResponseBody,
+        *_POSTING,
+        403,
+        429,
+        events=openai_response_bodies.RESPONSE_EVENTS,
+    ),
+    openapi_extra=_body(ResponsesRequest),
+)
+async def create_response(request: Request) -> Response:
+    """OpenAI's responses."""
+    return ExchangeResponse(openai_responses.create)
+
+
+@router.get(
+    "/v1/responses/{response_id}",
+    operation_id="response",
+    summary="A response that is kept.",
+    responses=_answers(openai_response_bodies.ResponseBody, *_READING, 404),
+    openapi_extra=_RESPONSE_ID,
+)
+async def response(request: Request) -> Response:
+    """One response."""
+    return ExchangeResponse(openai_responses.read)
+
+
+@router.delete(
+    "/v1/responses/{response_id}",
+    operation_id="deleteResponse",
+    summary="Keep a response no longer.",
+    responses=_answers(openai_response_bodies.DeletedResponse, *_READING, 404),
+    openapi_extra=_RESPONSE_ID,
+)
+async def delete_response(request: Request) -> Response:
+    """Drop one response."""
+    return ExchangeResponse(openai_responses.delete)
 
 
 @router.get(
@@ -404,9 +455,13 @@ async def refuse(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         if error.status_code != 405 or error.headers is None:
             raise not_found(exchange)
-        methods = error.headers["Allow"]
-        allowed = "GET, HEAD" if methods == "GET" else methods
-        path = exchange.scope["path"]
+        # A path may have a route for each of its methods, of which the error knows one.
+        found = {error.headers["Allow"]}
+        for route in router.routes:
+            if isinstance(route, APIRoute) and route.matches(request.scope)[0] is not Match.NONE:
+                found |= route.methods or set()
+        methods, path = ", ".join(sorted(found, reverse=True)), exchange.scope["path"]
+        allowed = methods.replace("GET", "GET, HEAD")
         raise ApiError(405, f"{path} is for {methods}.", headers=(("allow", allowed),))
 
     return ExchangeResponse(handler)

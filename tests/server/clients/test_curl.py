@@ -62,7 +62,8 @@ def events(text):
 def test_a_curl_command_of_the_documentation_is_answered(smollm2_server, command):
     output = run(words(command, smollm2_server.url))
     answers = events(output) if '"stream": true' in command else [json.loads(output)]
-    content = "content" if "/v1/messages" in command else "choices"
+    by_path = {"/v1/messages": "content", "/v1/responses": "output"}
+    content = next((name for path, name in by_path.items() if path in command), "choices")
     assert all(content in answer for answer in answers), output
     assert answers[0]["model"] == MODEL
     if "capital of France?" in command:

@@ -55,7 +55,7 @@ def test_an_agent_of_pydantic_ai_answers_by_its_own_tool(run):
     [
         "from openai import OpenAI, p",
         "from langchain_openai",
-        "from agents import",
+        "OpenAIChatCompletionsModel",
         "from pydantic_ai import",
     ],
 )

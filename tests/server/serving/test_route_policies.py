@@ -42,6 +42,8 @@ API = {
     "/v1/completions": Policy("key", SEND, answer=400),
     "/v1/messages": Policy("key", SEND, answer=400),
     "/v1/messages/count_tokens": Policy("key", SEND, answer=400),
+    "/v1/responses": Policy("key", SEND, answer=400),
+    "/v1/responses/{response_id}": Policy("key", READ | {"DELETE"}, answer=404, example="/v1/responses/x"),
     "/tokenize": Policy("key", SEND, answer=400),
     "/detokenize": Policy("key", SEND, answer=400),
     "/reset_prefix_cache": Policy("admin", SEND),

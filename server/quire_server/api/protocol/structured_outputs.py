@@ -18,7 +18,7 @@ from quire_server.api.protocol.validation import Boolean, Json, OneOf, RequestMo
 from quire_server.core.sampling_params import GrammarKind
 from quire_server.text.grammar_compiler import GrammarRequest
 
-_ANY_OBJECT = '{"type": "object"}'
+ANY_OBJECT = '{"type": "object"}'
 _MAX_CHOICES = 1000
 _MAX_DESCRIPTION = 1 << 16
 _OBJECT: Json = {"type": "object", "description": "A JSON schema."}
@@ -115,7 +115,7 @@ class ResponseFormat(RequestModel):
         if self.json_schema is not None:
             raise bad_field("response_format.json_schema", "is not a known or supported field")
         return (
-            GrammarRequest(GrammarKind.JSON, _ANY_OBJECT, "response_format")
+            GrammarRequest(GrammarKind.JSON, ANY_OBJECT, "response_format")
             if self.type == "json_object"
             else None
         )
@@ -148,7 +148,7 @@ class StructuredOutputs(RequestModel):
         ((name, value),) = given.items()
         param = f"structured_outputs.{name}"
         if name == "json_object":
-            return GrammarRequest(GrammarKind.JSON, _ANY_OBJECT, param)
+            return GrammarRequest(GrammarKind.JSON, ANY_OBJECT, param)
         return GrammarRequest(GrammarKind(name), json.dumps(value) if name == "choice" else value, param)
 
 

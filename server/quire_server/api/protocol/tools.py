@@ -16,7 +16,7 @@ from quire_server.api.protocol.validation import Boolean, Json, OneOf, RequestMo
 MAX_TOOLS = 256
 MAX_CALLS = 256
 MAX_DESCRIPTION = 1 << 16
-_NAME = Text(
+FUNCTION_NAME = Text(
     pattern="^[a-zA-Z0-9_.-]{1,64}$", text="must be 1 to 64 letters, digits, underscores, dots or hyphens"
 )
 _CHOICES = ("none", "auto", "required")
@@ -56,6 +56,10 @@ class ArgumentsText:
     def _check(self, value: object) -> Json | str:
         if not isinstance(value, str):
             raise wrong("must be a JSON object as text")
+        return self.read(value)
+
+    def read(self, value: str) -> Json | str:
+        """The object, or the text where it is none."""
         try:
             found = json.loads(value or "{}")
         except (ValueError, RecursionError):
@@ -66,7 +70,7 @@ class ArgumentsText:
 class Function(RequestModel):
     """A function that may be called."""
 
-    name: Annotated[str, _NAME]
+    name: Annotated[str, FUNCTION_NAME]
     description: Annotated[str, Text(MAX_DESCRIPTION), Field(description="For the model.")] = ""
     parameters: Annotated[
         dict[str, Any] | None, JsonObject(), Field(description="The JSON schema of its arguments.")
@@ -97,7 +101,7 @@ class Tool(RequestModel):
 class CalledFunction(RequestModel):
     """A function and its arguments."""
 
-    name: Annotated[str, _NAME]
+    name: Annotated[str, FUNCTION_NAME]
     arguments: Annotated[dict[str, Any] | str, ArgumentsText()]
     parsed_arguments: Annotated[object, Field(description="openai-python's own; not looked at.")] = None
 

@@ -164,10 +164,15 @@ def nullable(schema: Json) -> Json:
 
 
 def kind_of(
-    *kinds: str | type, key: str = "type", names: Mapping[str, str] | None = None, text: str = ""
+    *kinds: str | type,
+    key: str = "type",
+    names: Mapping[str, str] | None = None,
+    default: str = "",
+    text: str = "",
 ) -> Discriminator:
     """Which branch of a union a value is: by its type in Python, text or list, or by the ``key`` of an
-    object. The branches' tags are these kinds in angle brackets, or their ``names``.
+    object, which is the ``default`` where it has none. The branches' tags are these kinds in angle brackets,
+    or their ``names``.
     """
     words: dict[type, str] = {str: "text", list: "list"}
     known = {one: (names or {}).get(one, one) for one in kinds if isinstance(one, str)}
@@ -175,7 +180,7 @@ def kind_of(
     def find(value: object) -> str | None:
         if not isinstance(value, dict):
             return f"<{words[type(value)]}>" if type(value) in kinds else None
-        found = value.get(key)
+        found = default if value.get(key) is None else value[key]
         name = known.get(found) if isinstance(found, str) else None
         return None if name is None else f"<{name}>"
 

@@ -1,0 +1,74 @@
+"""/v1/responses: OpenAI's API of items, by the steps of a chat completion, and what it keeps."""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+
+from quire_http.dialects import RESPONSES_PREFIX
+from quire_http.errors import ApiError
+from quire_http.exchange import HttpExchange
+from quire_server.api.completions import ChatApi, serve_chat
+from quire_server.api.context import ServerContext
+from quire_server.api.protocol.openai_responses import parse_responses
+from quire_server.api.protocol.requests import ChatCall
+from quire_server.api.protocol.validation import Json
+from quire_server.api.response_items import Asked, encoded, item_response
+from quire_server.model_dir.generation_config import SamplingDefaults
+
+#: Of a gateway: what an id has to begin with, so that later requests about it come here.
+REPLICA_HEADER = b"x-quire-replica"
+_HINT = re.compile(rb"[0-9a-f]{1,32}")
+
+
+async def create(server: ServerContext, exchange: HttpExchange) -> None:
+    """The handler of /v1/responses."""
+    asked, client = Asked(), exchange.client
+
+    def parse(body: Json, defaults: SamplingDefaults, vocab_size: int) -> ChatCall:
+        request = parse_responses(body, vocab_size)
+        find = partial(server.responses.conversation, client)
+        call, conversation = request.to_call(defaults, vocab_size, find)
+        asked.before, asked.after = request.echo(defaults)
+        if request.store:
+            asked.is_kept, asked.conversation = True, encoded(conversation)
+        return call
+
+    hint = next((value for name, value in exchange.scope["headers"] if name == REPLICA_HEADER), b"")
+    api = ChatApi(
+        prefix=f"resp_{hint.decode()}_" if _HINT.fullmatch(hint) else "resp_",
+        respond=partial(item_response, asked),
+        fields={"enable_thinking": "reasoning.effort"},
+        num_kept_bytes=lambda: len(asked.conversation),
+    )
+    await serve_chat(server, exchange, parse, api)
+
+
+async def read(server: ServerContext, exchange: HttpExchange) -> None:
+    """The handler of GET for a kept response."""
+    client, response_id = _named(exchange)
+    if (found := server.responses.get(client, response_id)) is None:
+        raise _not_kept(response_id)
+    await exchange.whole(200, found.body, "application/json")
+
+
+async def delete(server: ServerContext, exchange: HttpExchange) -> None:
+    """The handler of DELETE for a kept response."""
+    client, response_id = _named(exchange)
+    if not server.responses.delete(client, response_id):
+        raise _not_kept(response_id)
+    await exchange.json({"id": response_id, "object": "response", "deleted": True})
+
+
+def _named(exchange: HttpExchange) -> tuple[str, str]:
+    """The client, and the id in the path."""
+    return exchange.client, exchange.scope["path"].removeprefix(RESPONSES_PREFIX)
+
+
+def _not_kept(response_id: str) -> ApiError:
+    return ApiError(
+        404,
+        f"The response {response_id[:256]!r} is not kept here (any more): memory for responses is limited.",
+        param="response_id",
+        code="response_not_found",
+    )
