@@ -6,6 +6,7 @@ Ids follow from the answer's, so that another server that goes on with it gives 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from quire_server.text.output_parsers import Arguments, CallName, OutputParser, Piece, Reasoning, Text
@@ -24,11 +25,12 @@ class CallDelta(NamedTuple):
 
 
 class Parsed(NamedTuple):
-    """What a text holds."""
+    """What a text holds. ``num_reasoning``: its tokens in a thought, with those that begin and end it."""
 
     content: str
     reasoning: str
     calls: tuple[CallDelta, ...]
+    num_reasoning: int
 
 
 class AnswerParser:
@@ -40,12 +42,16 @@ class AnswerParser:
         self._id_length = id_length
         self.num_calls = 0
 
-    def push(self, text: str, *, is_last: bool = False) -> Parsed:
-        """What is certain with this text."""
-        pieces = self._parser.push(text)
-        return self._parsed(pieces + self._parser.finish() if is_last else pieces)
+    def push(self, texts: Sequence[str], *, is_last: bool = False) -> Parsed:
+        """What is certain with these texts, one for each token."""
+        pieces, num_reasoning = list[Piece](), 0
+        for text in texts:
+            was_thinking = self._parser.is_thinking
+            pieces += self._parser.push(text)
+            num_reasoning += was_thinking or self._parser.is_thinking
+        return self._parsed(pieces + self._parser.finish() if is_last else pieces, num_reasoning)
 
-    def _parsed(self, pieces: list[Piece]) -> Parsed:
+    def _parsed(self, pieces: list[Piece], num_reasoning: int) -> Parsed:
         content, reasoning, calls = "", "", list[CallDelta]()
         for piece in pieces:
             match piece:
@@ -58,7 +64,7 @@ class AnswerParser:
                     self.num_calls += 1
                 case Arguments(text):
                     calls.append(CallDelta(self.num_calls - 1, arguments=text))
-        return Parsed(content, reasoning, tuple(calls))
+        return Parsed(content, reasoning, tuple(calls), num_reasoning)
 
     def _new_id(self) -> str:
         return call_id(f"{self._answer} {self.num_calls}", self._id_length)

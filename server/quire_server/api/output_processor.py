@@ -16,7 +16,7 @@ from typing import NamedTuple
 from quire_server.api.admission import AnswerLimits
 from quire_server.api.answer_parser import AnswerParser, CallDelta
 from quire_server.api.protocol.generation import TextRules
-from quire_server.api.request_context import DEADLINE, RequestContext
+from quire_server.api.request_context import DEADLINE, RequestContext, TokenCounts
 from quire_server.core.request import FinishReason, Request
 from quire_server.core.stats import Timing
 from quire_server.core.step import TokenEvent, TokenLogprobs
@@ -114,9 +114,7 @@ async def _answer(context: RequestContext, index: int, request: Request, emit: E
                 event = TokenEvent(request.request_id, (), finish_reason=FinishReason.LENGTH)
                 context.server.metrics.answer_cut()
                 context.degradation.note(DEADLINE)
-            delta = _scored(index, event) if context.scores_only else _delta(index, event, detokenizer, rules)
-            if parser is not None:
-                delta = _parsed(delta, parser)
+            delta = _output(context, index, event, detokenizer, parser)
             finish_reason = delta.finish_reason
             events.is_complete = finish_reason in (FinishReason.STOP, TOOL_CALLS)
             if delta.stop_reason is None and delta.finish_reason in (FinishReason.STOP, TOOL_CALLS):
@@ -141,17 +139,17 @@ def _take_given(
     """Take in what another server has generated of the answer, whose text the client has; returns its end
     where it was complete.
     """
-    text = detokenizer.push(request.output_token_ids)
+    texts = [detokenizer.push((token_id,)) for token_id in request.output_token_ids]
+    context.counts.completion_tokens += len(texts)
     if parser is not None:
-        parser.push(text)
-    context.counts.completion_tokens += len(request.output_token_ids)
+        context.counts.reasoning_tokens += parser.push(texts).num_reasoning
     if (end := _end_of(context, request, detokenizer.stopped)) is None:
         return None
     ended = OutputDelta(index, "", (), 0, 0, *end)
     if parser is None:
         return ended
     # What the parser has left was sent with the last token.
-    return ended._replace(finish_reason=_parsed(ended, parser).finish_reason)
+    return ended._replace(finish_reason=_parsed(ended, (), parser, context.counts).finish_reason)
 
 
 class _AnswerTimer:
@@ -222,6 +220,21 @@ class _AnswerTimer:
         return tuple([round((at - self._context.arrived_at) * 1000, 3) for at in mine])
 
 
+def _output(
+    context: RequestContext,
+    index: int,
+    event: TokenEvent,
+    detokenizer: IncrementalDetokenizer,
+    parser: AnswerParser | None,
+) -> OutputDelta:
+    """What an event adds to an answer."""
+    if context.scores_only:
+        return _scored(index, event)
+    texts = _texts(event, detokenizer, context.rules, by_token=parser is not None)
+    delta = _delta(index, event, detokenizer, context.rules, texts)
+    return delta if parser is None else _parsed(delta, texts, parser, context.counts)
+
+
 def _scored(index: int, event: TokenEvent) -> OutputDelta:
     """Of an event whose tokens are not part of the answer."""
     reason = None if event.finish_reason is None else str(FinishReason.LENGTH)
@@ -230,9 +243,12 @@ def _scored(index: int, event: TokenEvent) -> OutputDelta:
     )
 
 
-def _parsed(delta: OutputDelta, parser: AnswerParser) -> OutputDelta:
-    """The delta with what its text is. An answer that ends by itself after a call ends for the call."""
-    found = parser.push(delta.text, is_last=delta.finish_reason is not None)
+def _parsed(
+    delta: OutputDelta, texts: Sequence[str], parser: AnswerParser, counts: TokenCounts
+) -> OutputDelta:
+    """The delta with what its texts are. An answer that ends by itself after a call ends for the call."""
+    found = parser.push(texts, is_last=delta.finish_reason is not None)
+    counts.reasoning_tokens += found.num_reasoning
     reason = delta.finish_reason
     if reason == FinishReason.STOP and parser.num_calls:
         reason = TOOL_CALLS
@@ -263,32 +279,47 @@ def _stop_token(context: RequestContext, request: Request, event: TokenEvent) ->
     return token_id if token_id in sampling.stop_token_ids and not is_own else None
 
 
-def _delta(
-    index: int, event: TokenEvent, detokenizer: IncrementalDetokenizer, rules: TextRules
-) -> OutputDelta:
-    """The text of an event. With stop strings token by token, so that none after the stop is counted."""
-    ids = event.token_ids
+def _texts(
+    event: TokenEvent, detokenizer: IncrementalDetokenizer, rules: TextRules, *, by_token: bool
+) -> list[str]:
+    """The texts of an event's tokens, or of all together. With stop strings token by token, up to the one
+    that ends the answer, so that none after it is counted. At the end of an answer the last one gains what
+    the detokenizer has held back.
+    """
+    spoken, texts = _spoken(event, rules), list[str]()
+    for token_ids in zip(spoken) if by_token or rules.stop else [spoken]:
+        texts.append(detokenizer.push(token_ids))
+        if detokenizer.stopped is not None:
+            return texts
+    if event.finish_reason is not None:
+        texts.append((texts.pop() if texts else "") + detokenizer.finish())
+    return texts
+
+
+def _spoken(event: TokenEvent, rules: TextRules) -> Sequence[int]:
+    """The tokens that are text: the stop token is none."""
     is_ended = event.finish_reason is FinishReason.STOP
-    spoken = ids[:-1] if is_ended and not rules.include_stop else ids  # the stop token is no text
-    text, used = "", len(ids)
-    if rules.stop:
-        for position, token_id in enumerate(spoken):
-            text += detokenizer.push((token_id,))
-            if detokenizer.stopped is not None:
-                used = position + 1
-                break
-    else:
-        text = detokenizer.push(spoken)
+    return event.token_ids[:-1] if is_ended and not rules.include_stop else event.token_ids
+
+
+def _delta(
+    index: int,
+    event: TokenEvent,
+    detokenizer: IncrementalDetokenizer,
+    rules: TextRules,
+    texts: list[str],
+) -> OutputDelta:
+    """Of an event with these texts."""
+    ids = event.token_ids
+    used = len(ids) if detokenizer.stopped is None else len(texts)
     reason = None if event.finish_reason is None else str(event.finish_reason)
-    if reason is not None and detokenizer.stopped is None:
-        text += detokenizer.finish()
     if detokenizer.stopped is not None:
         reason = str(FinishReason.STOP)
-    scored = ids if rules.logprob_of_stop else spoken
+    scored = ids if rules.logprob_of_stop else _spoken(event, rules)
     logprobs = (event.logprobs or ())[: min(used, len(scored))]
     return OutputDelta(
         index,
-        text,
+        "".join(texts),
         logprobs,
         used,
         event.num_cached_tokens,

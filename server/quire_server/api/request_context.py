@@ -50,6 +50,7 @@ class TokenCounts:
 
     def __init__(self) -> None:
         self.completion_tokens = 0
+        self.reasoning_tokens = 0  # of these, in thoughts
         self._cached: dict[int, int] = {}
         self.finish_reasons: dict[int, str] = {}  # of the answers that have ended
 

@@ -315,12 +315,15 @@ def count(counts: TokenCounts, delta: OutputDelta) -> None:
 
 def usage(counts: TokenCounts, prompt_tokens: int) -> Json:
     """The usage object of the whole request."""
-    return {
+    counted: Json = {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": counts.completion_tokens,
         "total_tokens": prompt_tokens + counts.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": counts.cached_tokens(prompt_tokens)},
     }
+    if counts.reasoning_tokens:
+        counted["completion_tokens_details"] = {"reasoning_tokens": counts.reasoning_tokens}
+    return counted
 
 
 class Response(Protocol):

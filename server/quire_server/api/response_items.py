@@ -24,7 +24,6 @@ from quire_server.api.response_store import StoredResponse
 Json = dict[str, object]
 _PREFIXES = {TEXT: "msg_", THOUGHT: "rs_", CALL: "fc_"}
 _KINDS = {TEXT: "response.output_text", THOUGHT: "response.reasoning_text"}
-_ANY = 1 << 30  # tokens
 _ARGUMENTS = "response.function_call_arguments"
 
 
@@ -138,9 +137,9 @@ class _Items:
             "usage": tokens,
         }
 
-    async def end(self, prompt_tokens: int) -> Json:
+    def end(self, prompt_tokens: int) -> Json:
         """The whole response, which is kept where the client wants that."""
-        body = self.body(self.status, await self._usage(prompt_tokens))
+        body = self.body(self.status, self._usage(prompt_tokens))
         if self._asked.is_kept:
             earlier = self._asked.conversation.removesuffix(b"]")
             conversation = earlier + b"," + to_json(self._message()) + b"]"
@@ -161,10 +160,8 @@ class _Items:
     def _texts(self, kind: str) -> list[str]:
         return [item.text for item in self.items if item.kind == kind]
 
-    async def _usage(self, prompt_tokens: int) -> Json:
-        counts, server = self._request.counts, self._request.server
-        thought = "".join(self._texts(THOUGHT))
-        ids = await server.tokenize(thought, special=False, limit=_ANY, client=self._request.client)
+    def _usage(self, prompt_tokens: int) -> Json:
+        counts = self._request.counts
         return {
             "input_tokens": prompt_tokens,
             "input_tokens_details": {
@@ -172,7 +169,7 @@ class _Items:
                 "cache_write_tokens": 0,
             },
             "output_tokens": counts.completion_tokens,
-            "output_tokens_details": {"reasoning_tokens": min(len(ids), counts.completion_tokens)},
+            "output_tokens_details": {"reasoning_tokens": counts.reasoning_tokens},
             "total_tokens": prompt_tokens + counts.completion_tokens,
         }
 
@@ -192,7 +189,7 @@ class FullItems:
 
     async def finish(self, prompt_tokens: int) -> None:
         """Send everything."""
-        await self._exchange.json(await self._items.end(prompt_tokens))
+        await self._exchange.json(self._items.end(prompt_tokens))
 
 
 class StreamedItems:
@@ -228,7 +225,7 @@ class StreamedItems:
         """Send the whole response, and the end."""
         items, request = self._items, self._request
         await self._close(items.status)
-        body = await items.end(prompt_tokens)
+        body = items.end(prompt_tokens)
         if request.ends_with_usage:
             await self._exchange.comment(b"usage " + to_json(usage(request.counts, prompt_tokens)))
         await self._send(f"response.{items.status}", response=body)

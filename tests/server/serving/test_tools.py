@@ -279,7 +279,9 @@ THINK = {"tools": [], "ignore_eos": True, "max_tokens": 40, "logprobs": True}
 
 @pytest.mark.parametrize("budget", [0, 1, 7])
 def test_a_thought_ends_at_its_budget_and_the_answer_begins(thinking, budget):
-    (choice,) = ask(thinking, **THINK, thinking_token_budget=budget).json()["choices"]
+    answer = ask(thinking, **THINK, thinking_token_budget=budget).json()
+    (choice,) = answer["choices"]
+    assert answer["usage"]["completion_tokens_details"] == {"reasoning_tokens": budget + len(["</think>"])}
     tokens = [one["token"] for one in choice["logprobs"]["content"]]
     assert tokens.index("</think>") == budget and len(tokens) == 40
     said = b"".join(bytes(one["bytes"]) for one in choice["logprobs"]["content"])
@@ -294,7 +296,9 @@ def test_a_thought_ends_at_its_budget_and_the_answer_begins(thinking, budget):
 
 
 def test_a_thought_that_is_cut_is_no_text(thinking):
-    (choice,) = ask(thinking, **THINK, logit_bias=never_ends(thinking)).json()["choices"]
+    answer = ask(thinking, **THINK, logit_bias=never_ends(thinking)).json()
+    (choice,), usage = answer["choices"], answer["usage"]
+    assert usage["completion_tokens_details"] == {"reasoning_tokens": usage["completion_tokens"]}
     assert choice["message"]["content"] == "" and choice["message"]["reasoning_content"]
     assert choice["finish_reason"] == "length"
 

@@ -72,7 +72,9 @@ class InputDetails(ResponseModel):
 class OutputDetails(ResponseModel):
     """Of the answer's tokens."""
 
-    reasoning_tokens: Annotated[int, Field(ge=0, description="Those of the thought's text.")]
+    reasoning_tokens: Annotated[
+        int, Field(ge=0, description="Those of thoughts, with the tokens that begin and end them.")
+    ]
 
 
 class ResponseUsage(ResponseModel):

@@ -42,6 +42,14 @@ class PromptTokensDetails(ResponseModel):
     cached_tokens: Count
 
 
+class CompletionTokensDetails(ResponseModel):
+    """What the tokens of the answers are."""
+
+    reasoning_tokens: Annotated[
+        int, Field(ge=1, description="Those of thoughts, with the tokens that begin and end them.")
+    ]
+
+
 class Usage(ResponseModel):
     """Token counts of a request."""
 
@@ -49,6 +57,7 @@ class Usage(ResponseModel):
     completion_tokens: Count
     total_tokens: Count
     prompt_tokens_details: PromptTokensDetails | None = None
+    completion_tokens_details: CompletionTokensDetails | None = None
 
 
 class TokenTiming(ResponseModel):

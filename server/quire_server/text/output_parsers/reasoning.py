@@ -19,9 +19,9 @@ def thought(feed: Feed, *, is_begun: bool) -> Steps[None]:
         if not (yield from feed.is_next(BEGIN)):
             feed.at = 0
             return
+    feed.kind = Reasoning
     yield from feed.skip_space()
     feed.consume()
-    feed.kind = Reasoning
     yield from feed.text_until(END)
     feed.kind = Text
     yield from feed.skip_space()
