@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from quire_server.api import openapi, routes
@@ -28,17 +28,27 @@ but those that are public. Every answer has an `x-request-id`, the request's own
 503 and `x-quire-degraded` mean is in [Overload](overload.md).
 """
 
+EMBEDDING = """
+# Routes of a model that embeds texts
+
+A server with `--task embed`, which is `task: Embed` of an `LLMDeployment`, answers these in place of chat,
+completions and the prefix cache; see [Embeddings](embeddings.md).
+"""
+
 
 def page() -> str:
     """The whole page."""
-    document = openapi.document()
-    sections = [
-        text
-        for path, item in document["paths"].items()
-        for method, operation in item.items()
-        for text in _route(document, path, method, operation)
-    ]
+    generating, embedding = (openapi.document(task=task) for task in ("generate", "embed"))
+    sections = [*_routes(generating, ()), EMBEDDING.strip(), *_routes(embedding, generating["paths"])]
     return "\n\n".join([HEAD.strip(), *sections, "## Errors", *_errors()]) + "\n"
+
+
+def _routes(document: Schema, others: Collection[str]) -> Iterator[str]:
+    """The routes of a document that are not among ``others``."""
+    for path, item in document["paths"].items():
+        if path not in others:
+            for method, operation in item.items():
+                yield from _route(document, path, method, operation)
 
 
 def _route(document: Schema, path: str, method: str, operation: Schema) -> Iterator[str]:

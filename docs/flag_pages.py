@@ -28,6 +28,7 @@ _NEEDED = {
     "log_requests": "observability.requestLogging.mode",
     "speculative_method": "engine.speculation.method",
     "speculative_model": "engine.speculation.draftModelPath",
+    "task": "task",
     "watermark_key_path": "engine.watermark.keySecretRef",
 }
 
@@ -73,7 +74,7 @@ def _fields() -> dict[str, str]:
     """Flag -> the field that sets it: the one whose removal changes this flag and the fewest others."""
     roles, _, on_gpus, _ = specs.DISAGGREGATED
     apart = _only(_ROLES, _fields_of(on_gpus) | _fields_of(roles, _of_prefill_pods) | _fields_of(roles))
-    examples = (specs.GROUPED, specs.SHARDED, specs.FULL)
+    examples = (specs.EMBEDDING, specs.GROUPED, specs.SHARDED, specs.FULL)
     return apart | {flag: path for body in examples for flag, path in _fields_of(body).items()} | _NEEDED
 
 

@@ -20,6 +20,7 @@ from e2e.api.scaling_cases import SCALING_CASES
 from e2e.api.sharing_cases import SHARING_CASES
 from e2e.api.source_cases import SOURCE_CASES
 from e2e.api.specs import Body, merged, minimal, schemas
+from e2e.api.task_cases import TASK_CASES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -308,6 +309,7 @@ CASES: dict[str, Cases] = (
             | DISAGGREGATION_CASES
             | SCALING_CASES
             | SHARING_CASES
+            | TASK_CASES
             | ROLLOUT_CASES
             | SOURCE_CASES
         ).items()

@@ -46,6 +46,7 @@ AUTOSCALED, IDLING = yaml.safe_load_all(
 #: Nor this beside its GPU: several ranks.
 SHARDED: Body = yaml.safe_load((Path(__file__).parent / "sharded.yaml").read_text(encoding="utf-8"))
 SHARING: Body = yaml.safe_load((Path(__file__).parent / "sharing.yaml").read_text(encoding="utf-8"))
+EMBEDDING: Body = yaml.safe_load((Path(__file__).parent / "embedding.yaml").read_text(encoding="utf-8"))
 GROUPED: Body = yaml.safe_load((Path(__file__).parent / "grouped.yaml").read_text(encoding="utf-8"))
 #: The same with accelerators: a stage of eight ranks on each of two nodes.
 GROUPED_ON_GPUS: Body = {
@@ -286,7 +287,21 @@ def _repaired(entry: Body, path: str) -> Body:
     return entry
 
 
+def _repair_task(entry: Body) -> None:
+    """Without what the other task excludes."""
+    engine = entry.get("engine", {})
+    if entry.get("task", "Generate") == "Generate":
+        engine.pop("pooling", None)
+        return
+    for key in ("disaggregation", "parallelism"):
+        entry.pop(key, None)
+    for key in ("kvCache", "speculation", "watermark", "chatTemplate", "toolCallParser", "reasoningParser"):
+        engine.pop(key, None)
+    engine.pop("weightOffload", None)
+
+
 def _repair_spec(entry: Body) -> None:
+    _repair_task(entry)
     if "sharing" in entry:
         for key in ("autoscaling", "replicas", "disaggregation"):
             entry.pop(key, None)

@@ -50,6 +50,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="whether all of them fit on one accelerator at the same time, each in a pod with its share "
         "of it",
     )
+    parser.add_argument(
+        "--task",
+        choices=("Generate", "Embed"),
+        default="Generate",
+        help="what the model is for: text, or vectors of texts, which need no KV cache (default Generate)",
+    )
     one = parser.add_mutually_exclusive_group()
     one.add_argument("--memory", type=size, help="of one accelerator, such as 80GB or 141Gi")
     one.add_argument(
@@ -169,6 +175,7 @@ def _serving(arguments: argparse.Namespace) -> Serving:
         pipeline=arguments.pipeline,
         nodes=arguments.nodes,
         staging=arguments.staging_memory,
+        pools=arguments.task == "Embed",
     )
 
 
@@ -266,27 +273,36 @@ def _text(model: ModelShape, sized: Sized, serving: Serving, notes: Sequence[str
     length = serving.max_model_len or model.longest
     room = max(0, budget.usable - budget.weights - budget.workspace)
     share = f"{serving.utilization:.0%} of {_gb(accelerator.memory).strip()}"
-    tokens = f"{room // budget.kv_per_token:,} tokens of {budget.kv_per_token:,} B"
     lines = [
         _head(model, serving),
         "",
         f"  usable            {_gb(budget.usable)}  {share}",
         f"  weights           {_gb(budget.weights)}",
         f"  working memory    {_gb(budget.workspace)}  estimated; the server measures its own",
-        f"  left for KV       {_gb(room)}  {tokens}",
-        f"  asked for         {_gb(budget.kv_wanted)}  {serving.max_num_seqs} requests of {length:,} tokens",
+        *_cache(budget, serving, room, length),
         *_staging(model, serving),
         "",
         *_stages(model, budget, serving),
         _verdict(serving, budget, length),
     ]
-    if accelerator.bandwidth:
+    if accelerator.bandwidth and not serving.pools:
         bound = memory.decode_bound(accelerator.bandwidth, memory.stream_weights(model, serving))
         lines.append(f"One stream gets at most {bound:,.0f} tokens a second: each reads all weights.")
     if sized.candidate.cost_per_hour:
         lines.append(f"An hour costs {sized.candidate.cost_per_hour}.")
     lines += [f"Note: {line}" for line in notes]
     return "\n".join(lines)
+
+
+def _cache(budget: Budget, serving: Serving, room: int, length: int) -> list[str]:
+    """The KV cache, which a model that embeds texts does not have."""
+    if serving.pools:
+        return []
+    tokens = f"{room // budget.kv_per_token:,} tokens of {budget.kv_per_token:,} B"
+    return [
+        f"  left for KV       {_gb(room)}  {tokens}",
+        f"  asked for         {_gb(budget.kv_wanted)}  {serving.max_num_seqs} requests of {length:,} tokens",
+    ]
 
 
 def _staging(model: ModelShape, serving: Serving) -> list[str]:

@@ -49,6 +49,7 @@ class Serving:
     tensor: int = 1
     pipeline: int = 1
     nodes: int = 1
+    pools: bool = False  # it embeds texts: there are neither a KV cache nor logits
 
     @property
     def ranks(self) -> int:
@@ -150,6 +151,10 @@ def workspace(model: ModelShape, serving: Serving, *, samples: bool = True) -> i
     rows = 10 if serving.tensor == 1 else 10 + 2
     activations = serving.max_num_batched_tokens * model.hidden_size * rows * 2
     process = _CUDA if serving.ranks == 1 else _CUDA + _EXCHANGE
+    if serving.pools:
+        longest = serving.max_model_len or model.longest
+        rows = 10 * model.hidden_size + model.intermediate_size
+        return process + max(serving.max_num_batched_tokens, longest) * rows * 2
     if serving.pipeline > 1:
         activations += (1 + serving.pipeline) * handed_on_bytes(model, serving.max_num_batched_tokens)
     return process + activations + samples * 2 * 4 * serving.max_num_seqs * model.vocab_size
@@ -183,6 +188,8 @@ def budget(model: ModelShape, accelerator: Accelerator, serving: Serving) -> Bud
     _check(model, serving)
     wanted = serving.max_model_len or model.longest
     found = stage_budgets(model, accelerator, serving)
+    if serving.pools:
+        return _without_cache(model, found[0], serving, int(accelerator.memory * serving.utilization))
     # Every stage has a block for each token, so the stage with the fewest decides.
     tightest = min(found, key=lambda stage: (stage.room // stage.kv_per_token, -stage.weights))
     fitting = tightest.room // tightest.kv_per_token
@@ -201,6 +208,21 @@ def budget(model: ModelShape, accelerator: Accelerator, serving: Serving) -> Bud
         longest=min(fitting, model.longest),
         concurrency=concurrency,
         stages=found if len(found) > 1 else (),
+    )
+
+
+def _without_cache(model: ModelShape, stage: StageBudget, serving: Serving, usable: int) -> Budget:
+    """Of a model that embeds texts: with its weights and a step, all of its requests fit."""
+    fits = stage.weights + stage.workspace <= usable
+    return Budget(
+        verdict=Verdict.FITS if fits else Verdict.NOTHING,
+        usable=usable,
+        weights=stage.weights,
+        workspace=stage.workspace,
+        kv_per_token=0,
+        kv_wanted=0,
+        longest=model.longest if fits else 0,
+        concurrency=serving.max_num_seqs if fits else 0,
     )
 
 
@@ -266,7 +288,7 @@ def advice(serving: Serving, accelerator: Accelerator, *, host_memory: int) -> t
             f"{_FEW * 100:g} some lies idle, above {_MANY * 100:g} a step may fail for want of it. Set a "
             "value between them."
         )
-    if serving.max_model_len is None:
+    if serving.max_model_len is None and not serving.pools:
         found.append(
             "maxModelLen is not set, so the model's own limit holds: set the longest prompt and answer that "
             "you serve, and more requests fit."

@@ -16,6 +16,7 @@ _BIASED = {"qwen2"}  # families whose QKV biases are not in config.json
 _HEAD_NORMS = {"qwen3", "qwen3_moe", "gemma3_text"}
 _FOUR_NORMS = {"gemma2", "gemma3_text"}  # before and after attention and MLP
 _TIED = {"gemma", "gemma2", "gemma3_text"}  # transformers' default where config.json has none
+_ENCODERS = {"bert", "roberta", "xlm-roberta"}
 _VOCAB_PADDED_TO = 16  # of each rank, for the server's CPU kernels
 _MOST = 1 << 40
 
@@ -100,6 +101,8 @@ def from_config(config: Mapping[str, Any]) -> ModelShape:
     head_size = _whole(config, "head_dim", hidden // heads)
     vocab = _whole(config, "vocab_size")
     family = str(config.get("model_type", ""))
+    if family in _ENCODERS:
+        return _encoder(config, hidden, layers, heads, vocab)
     tied = bool(config.get("tie_word_embeddings", family in _TIED))
     has_bias = bool(config.get("attention_bias"))
     input_bias = int(has_bias or family in _BIASED)
@@ -126,6 +129,27 @@ def from_config(config: Mapping[str, Any]) -> ModelShape:
         kv_parameters=layers * keys_values,
         vocab_parameters=vocab_parameters,
         whole_parameters=layers * whole + feed_forward.whole + hidden,
+    )
+
+
+def _encoder(config: Mapping[str, Any], hidden: int, layers: int, heads: int, vocab: int) -> ModelShape:
+    """Every matrix and norm has a bias; positions and types of tokens have embeddings of their own. The head
+    of a cross-encoder, a matrix of the hidden size, is not counted.
+    """
+    inner, positions = _whole(config, "intermediate_size"), _whole(config, "max_position_embeddings")
+    matrices = 4 * hidden * (hidden + 1) + hidden * (inner + 1) + inner * (hidden + 1)
+    embeddings = (vocab + positions + _whole(config, "type_vocab_size", 2)) * hidden
+    return ModelShape(
+        parameters=layers * (matrices + 4 * hidden) + embeddings + 2 * hidden,
+        num_layers=layers,
+        num_kv_heads=heads,
+        head_size=hidden // heads,
+        hidden_size=hidden,
+        vocab_size=vocab,
+        longest=positions,
+        num_heads=heads,
+        intermediate_size=inner,
+        vocab_parameters=vocab * hidden,
     )
 
 

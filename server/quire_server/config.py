@@ -49,6 +49,16 @@ class ServeConfig:
         names,
         "names that clients may use in requests, separated by commas (default: the directory's name)",
     )
+    task: str = setting(
+        "generate",
+        one_of("generate", "embed"),
+        "what the model is for: text, or vectors and scores of texts (/v1/embeddings, /v1/rerank)",
+    )
+    pooling: str = setting(
+        "auto",
+        one_of("auto", "cls", "mean", "last"),
+        "which states of a text become its vector; auto: as sentence-transformers' files beside it say",
+    )
     device: str = setting("auto", one_of("auto", "cpu", "cuda"), "device that the model runs on")
     tensor_parallel_size: int = setting(
         1,
@@ -362,12 +372,42 @@ def _check(config: ServeConfig) -> None:
         )
     _check_ranks(config)
     _check_kv_transfer(config)
+    _check_task(config)
     tokens = config.max_num_batched_tokens
     if tokens is not None and tokens < config.max_num_seqs:
         raise ConfigError(
             f"--max-num-batched-tokens {tokens} is less than --max-num-seqs {config.max_num_seqs}: "
             "each running request needs one token of a step; raise the first or lower the second"
         )
+
+
+#: Settings that have no effect without answers that grow token by token.
+_OF_ANSWERS = (
+    "tensor_parallel_size",
+    "pipeline_parallel_size",
+    "kv_cache_dtype",
+    "block_size",
+    "kv_cache_memory_bytes",
+    "cpu_offload_gb",
+    "kv_offload_host_bytes",
+    "num_gpu_blocks_override",
+    "speculative_method",
+    "kv_role",
+    "watermark",
+    "chat_template",
+)
+
+
+def _check_task(config: ServeConfig) -> None:
+    """Refuse what a model that embeds texts does not do, and a pooling without one."""
+    if config.task == "generate":
+        if config.pooling != "auto":
+            raise ConfigError("--pooling needs --task embed: a model that generates text pools no states")
+        return
+    for one in fields(config):
+        if one.name in _OF_ANSWERS and getattr(config, one.name) != one.default:
+            flag = "--" + one.name.replace("_", "-")
+            raise ConfigError(f"{flag} does not work with --task embed: leave it out")
 
 
 def _check_nodes(config: ServeConfig) -> None:

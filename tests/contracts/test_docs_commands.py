@@ -8,9 +8,11 @@ import pytest
 
 from e2e.api.specs import merged, minimal
 from quire_operator import spec
+from quire_server.api.protocol.embeddings import EmbeddingRequest, RerankRequest, ScoreRequest
 from quire_server.api.protocol.messages import parse_messages
 from quire_server.api.protocol.openai_responses import parse_responses
 from quire_server.api.protocol.requests import parse_chat, parse_completion
+from quire_server.api.protocol.validation import validate
 from quire_server.model_dir.generation_config import SamplingDefaults
 
 PAGES = sorted((Path(__file__).parents[2] / "docs").glob("*.md"))
@@ -20,6 +22,7 @@ REQUESTS = [
     for name, text in TEXTS.items()
     for path, body in re.findall(r"curl [^\n]*/v1/(\S+) [^`]*?-d '(\{.*?\})'", text, flags=re.DOTALL)
 ]
+POOLING = {"embeddings": EmbeddingRequest, "rerank": RerankRequest, "score": ScoreRequest}
 PATCHES = [
     pytest.param(patch, id=f"{name} {number}")
     for name, text in TEXTS.items()
@@ -32,6 +35,9 @@ def test_the_server_accepts_every_request_on_a_page(path, body):
     document = json.loads(body)
     if path == "jobs":  # which has a request in it
         path, document = document["endpoint"].removeprefix("/v1/"), document["body"]
+    if path in POOLING:
+        validate(POOLING[path], document, 100)
+        return
     if path == "responses":
         parse_responses(document, 100).to_call(SamplingDefaults(), 100, lambda _: None)
         return

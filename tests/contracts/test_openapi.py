@@ -8,7 +8,7 @@ from quire_server.api import openapi
 from quire_server.api.auth import PUBLIC_PATHS
 from quire_server.api.protocol import messages, openai_responses, requests
 from quire_server.api.protocol.validation import validate
-from quire_server.api.routes import router
+from quire_server.api.routes import REQUESTS, router
 from quire_server.model_dir.generation_config import SamplingDefaults
 from tests.server.api import field_values
 
@@ -89,7 +89,7 @@ def test_the_document_names_exactly_the_fields_that_the_parser_looks_for(path):
             return "is not a known" not in str(error)
         return True
 
-    declared = {name for model in openapi.REQUESTS for name in model.model_fields}
+    declared = {name for model in REQUESTS for name in model.model_fields}
     taken = {name for name in declared if is_known(name)}
     assert taken == set(field_values.properties(DOCUMENT, path))
 

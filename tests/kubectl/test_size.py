@@ -12,6 +12,7 @@ from e2e import models
 from quire_kubectl.__main__ import main
 from quire_sizing.accelerators import SHEETS
 from tests.operator.status.test_accelerator_fit import LLAMA_2_13B, asked, computed, message
+from tests.sizing.test_sizing import MINILM
 
 LLAMA_8B = {
     "model_type": "llama",
@@ -44,6 +45,16 @@ def test_a_model_that_fits_is_reported_with_the_numbers_and_exit_code_0(
     assert "Fits: all 32 requests, each with 8,192 tokens." in out
     assert "at most 209 tokens a second" in out
     assert "Note:" not in out
+
+
+def test_a_model_that_embeds_texts_is_reported_without_a_kv_cache(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(MINILM))
+    assert main(["size", str(tmp_path), "--task", "Embed", "--memory", "24GB", "--bandwidth", "1TB/s"]) == 0
+    out = capsys.readouterr().out
+    assert "Fits: all 64 requests, each with 512 tokens." in out
+    assert "KV" not in out and "One stream" not in out and "Note" not in out
 
 
 def test_memory_that_stages_blocks_is_shown_in_tokens_and_is_no_room_for_weights(

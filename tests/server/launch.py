@@ -41,7 +41,7 @@ class Server:
             *("setpriv", "--pdeathsig", "KILL"),  # an interrupted test run leaves no server
             *(sys.executable, "-m", "quire_server", "serve", str(model)),
             *("--port", str(self.port), "--health-port", str(self.health_port), "--device", "cpu"),
-            *("--served-model-name", "tiny,alias", "--kv-cache-memory-bytes", str(8 << 20), *flags),
+            *("--served-model-name", "tiny,alias", *self._cache(flags), *flags),
         ]
         environ["QUIRE_TERMINATION_LOG"] = str(self.termination_log)
         faults = {"QUIRE_FAULT": fault, "QUIRE_ALLOW_FAULTS": "1"} if fault else {}
@@ -51,6 +51,11 @@ class Server:
             )
         self.url = f"http://127.0.0.1:{self.port}"
         self.health_url = f"http://127.0.0.1:{self.health_port}"
+
+    @staticmethod
+    def _cache(flags):
+        """A small KV cache, where there is one."""
+        return () if "embed" in flags else ("--kv-cache-memory-bytes", str(8 << 20))
 
     def __enter__(self):
         return self

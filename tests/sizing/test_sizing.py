@@ -321,3 +321,25 @@ def test_a_config_without_a_size_is_refused_by_its_key(value: object) -> None:
 
     with pytest.raises(SizingError, match="hidden_size"):
         from_config(document)
+
+
+MINILM = {
+    "model_type": "bert",
+    "hidden_size": 384,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 12,
+    "intermediate_size": 1536,
+    "vocab_size": 30522,
+    "max_position_embeddings": 512,
+    "type_vocab_size": 2,
+}
+
+
+def test_an_encoder_is_counted_exactly_and_needs_no_kv_cache():
+    model = from_config(MINILM)
+    assert model.parameters == 22_565_376  # of all-MiniLM-L6-v2, without its pooler of 147,840
+    found = memory.budget(model, Accelerator(memory=GB), Serving(pools=True))
+    assert found.verdict is Verdict.FITS and found.kv_wanted == 0 and found.concurrency == 256
+    assert found.weights == 2 * model.parameters
+    small = memory.budget(model, Accelerator(memory=GB // 2), Serving(pools=True))
+    assert small.verdict is Verdict.NOTHING and not small.concurrency and not small.longest

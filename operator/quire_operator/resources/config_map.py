@@ -93,7 +93,7 @@ def _data(model: LLMDeployment, settings: Settings) -> dict[str, str]:
             "QUIRE_STALL_TIMEOUT_SECONDS": _number(health.stall_timeout_seconds),
             "QUIRE_STARTUP_TIMEOUT_SECONDS": _number(health.startup_timeout_seconds),
             **_parallelism(model.spec.parallelism),
-            **_parsers(engine),
+            **_task(model),
             **_watermark(engine.watermark),
             "QUIRE_TRACE_SAMPLE_RATIO": _ratio(tracing.sampling_rate_per_million) if tracing.endpoint else "",
         }
@@ -166,6 +166,16 @@ def _parsers(engine: Engine) -> dict[str, str]:
         "QUIRE_TOOL_CALL_PARSER": engine.tool_call_parser,
     }
     return {key: "" if name == "Auto" else name.lower() for key, name in names.items()}
+
+
+def _task(model: LLMDeployment) -> dict[str, str]:
+    """What a model is for. Generate renders its parsers alone, so that pods of earlier versions are not
+    replaced.
+    """
+    if model.spec.task == "Generate":
+        return _parsers(model.spec.engine)
+    pooling = model.spec.engine.pooling
+    return {"QUIRE_POOLING": "" if pooling == "Auto" else pooling.lower(), "QUIRE_TASK": "embed"}
 
 
 def _parallelism(sizes: Parallelism) -> dict[str, str]:

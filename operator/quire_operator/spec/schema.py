@@ -457,6 +457,7 @@ class Engine:
     generation_config: str = choice("Auto", "None")
     tool_call_parser: str = choice("Auto", "Hermes", "Llama", "Mistral", "Pythonic", "Gemma", "None")
     reasoning_parser: str = choice("Auto", "Think", "None")
+    pooling: str = choice("Auto", "CLS", "Mean", "Last")
     chat_template: ChatTemplate | None = None
     watermark: Watermark = Watermark()
     speculation: Speculation = Speculation()
@@ -685,6 +686,7 @@ class Observability:
 class Spec:
     model: Model
     resources: Resources
+    task: str = choice("Generate", "Embed")
     cache: ModelCache | None = None
     engine: Engine = Engine()
     parallelism: Parallelism = Parallelism()

@@ -101,6 +101,7 @@ def check_spec(spec: Spec) -> None:
     _check_watermark(spec)
     check_autoscaling(spec)
     _check_sharing(spec)
+    _check_task(spec)
     check_scheduling(spec.scheduling)
     _check_times(spec)
     _check_networking(spec)
@@ -554,6 +555,45 @@ def _check_sharing(spec: Spec) -> None:
             field,
             "a change that waits for its turn has not failed yet: drop rollout.autoRollback, or drop this",
         )
+
+
+def _check_task(spec: Spec) -> None:
+    """What a model that embeds texts does not have."""
+    engine = spec.engine
+    if spec.task == "Generate":
+        if engine.pooling != "Auto":
+            raise SpecError(
+                "spec.engine.pooling",
+                "a model that generates text pools no states: set task Embed, or drop it",
+            )
+        return
+    if spec.disaggregation is not None:
+        raise SpecError(
+            "spec.disaggregation", "a vector has a prefill and no decode: drop it, or set task Generate"
+        )
+    if spec.parallelism.tensor * spec.parallelism.pipeline > 1:
+        raise SpecError(
+            "spec.parallelism", "a model that embeds texts runs on one rank: drop it, or set task Generate"
+        )
+    cache = engine.kv_cache
+    if cache.memory or cache.block_size or cache.host_offload or cache.disk_offload or cache.dtype != "Auto":
+        raise SpecError(
+            "spec.engine.kvCache",
+            "a model that embeds texts keeps no KV cache: drop it, or set task Generate",
+        )
+    for name, is_set in (
+        ("speculation", engine.speculation.method != "None"),
+        ("watermark", engine.watermark.mode != "Off"),
+        ("chatTemplate", engine.chat_template is not None),
+        ("toolCallParser", engine.tool_call_parser != "Auto"),
+        ("reasoningParser", engine.reasoning_parser != "Auto"),
+        ("weightOffload", bool(engine.weight_offload)),
+    ):
+        if is_set:
+            raise SpecError(
+                f"spec.engine.{name}",
+                "a model that embeds texts writes no answers: drop it, or set task Generate",
+            )
 
 
 def _check_times(spec: Spec) -> None:

@@ -147,6 +147,7 @@ def _serving(model: LLMDeployment, shape: ModelShape | None, status: Mapping[str
         pipeline=model.spec.parallelism.pipeline,
         nodes=model.spec.parallelism.nodes,
         staging=0 if roles is None else quantity.whole_bytes(roles.staging_memory),
+        pools=model.spec.task == "Embed",
     )
 
 

@@ -146,6 +146,7 @@ def build_context(settings: ServeConfig, run_dir: Path) -> ServerContext:
     markers = () if tool_form is None else TOOL_FORMS[tool_form].markers
     return ServerContext(
         served_names=settings.served_names,
+        task=settings.task,
         engine=engine,
         tokenizer=tokenizer,
         template=template,

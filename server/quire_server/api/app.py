@@ -16,7 +16,7 @@ from quire_http.drain import RETRY_AFTER_SECONDS
 from quire_http.errors import overloaded
 from quire_http.exchange import HttpExchange
 from quire_server import log
-from quire_server.api import openapi, routes
+from quire_server.api import openapi, pooling_routes, routes
 from quire_server.api.auth import PRINCIPAL, PUBLIC_PATHS
 from quire_server.api.context import ServerContext
 from quire_server.api.exchange_response import EXCHANGE
@@ -33,14 +33,16 @@ class _Application(FastAPI):
         context: ServerContext = self.state.context
         vocab_size = context.engine.info.vocab_size if context.engine.connected else None
         return openapi.document(
-            context.served_names, vocab_size, context.tokenizer.vocab_size, context.defaults
+            context.served_names, vocab_size, context.tokenizer.vocab_size, context.defaults, context.task
         )
 
 
 def create_app(context: ServerContext) -> ASGIApp:
     """The application of one API process."""
     inner = _Application(
-        routes=routes.router.routes,  # as they are: `include_router` would match each path twice
+        routes=pooling_routes.of_task(
+            context.task
+        ),  # as they are: `include_router` would match each path twice
         openapi_url=None,
         redirect_slashes=False,
         exception_handlers={HTTPException: routes.refuse},

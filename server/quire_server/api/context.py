@@ -108,6 +108,7 @@ class ServerContext:
     with_docs: bool = True
     request_timeout: float = math.inf
     watermark: WatermarkMode = WatermarkMode.OFF
+    task: str = "generate"  # or embed
     tool_form: str | None = None  # how the model writes calls; None where no tools are taken
     thinks: bool = False  # whether answers may begin with a thought
     # Special tokens that parsers of answers look for, and their ids.

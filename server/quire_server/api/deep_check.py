@@ -12,7 +12,7 @@ import uuid
 from dataclasses import dataclass
 
 from quire_server.core.policy import TOP_PRIORITY
-from quire_server.core.request import Request
+from quire_server.core.request import PoolingParams, Request
 from quire_server.core.sampling_params import SamplingParams
 from quire_server.engine.client import DeadlineExceededError, EngineClient, EngineGoneError, RequestLostError
 
@@ -58,14 +58,17 @@ class DeepCheck:
         return Outcome(ended_at, ended_at - begun_at, failure)
 
     async def _ask(self, begun_at: float) -> None:
+        pools = bool(self._engine.info.pooling)
+        wanted = 1 if pools else NUM_TOKENS
         request = Request(
             f"health-{uuid.uuid4().hex}",
             (self._engine.info.vocab_size // 2,),
-            SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0, ignore_eos=True),
+            SamplingParams(max_tokens=wanted, temperature=0.0, ignore_eos=True),
             arrival=begun_at,
             priority=TOP_PRIORITY,
+            pooling=PoolingParams() if pools else None,
         )
         num_tokens = 0
         async with self._engine.submit(request, begun_at + TIMEOUT_SECONDS) as events:
-            while num_tokens < NUM_TOKENS:
+            while num_tokens < wanted:
                 num_tokens += len((await events.next()).token_ids)

@@ -17,8 +17,8 @@ from fastapi.openapi.utils import get_openapi
 from pydantic.json_schema import models_json_schema
 
 from quire_server import __version__
+from quire_server.api.pooling_routes import models_of_task, of_task
 from quire_server.api.protocol.validation import TOKEN_ID, Json
-from quire_server.api.routes import REQUESTS, RESPONSES, router
 from quire_server.core.sampling_params import declarations
 from quire_server.model_dir.generation_config import SamplingDefaults
 
@@ -30,18 +30,19 @@ def document(
     vocab_size: int | None = None,
     text_vocab_size: int | None = None,
     defaults: SamplingDefaults | None = None,
+    task: str = "generate",
 ) -> Json:
     """The document of one server where its models' names and vocabularies (of the model, and of its
     tokenizer) are given; of any server otherwise.
     """
-    known = copy.deepcopy(_general())
+    known = copy.deepcopy(_general(task))
     schemas = known["components"]["schemas"]
     if vocab_size is not None:
         for name, schema in schemas.items():
             size = text_vocab_size or vocab_size if name == "DetokenizeRequest" else vocab_size
             for token in _token_ids(schema):
                 token["maximum"] = size - 1
-    for request in REQUESTS:
+    for request in models_of_task(task)[0]:
         schema = schemas[request.__name__]
         for choice in schema.get("anyOf", [schema]):
             properties = choice["properties"]
@@ -59,16 +60,16 @@ def document(
 
 
 @functools.cache
-def _general() -> Json:
-    """The document of any server."""
+def _general(task: str) -> Json:
+    """The document of any server of a task."""
     known = get_openapi(
-        title="Quire", version=__version__, routes=router.routes, license_info={"name": "Apache-2.0"}
+        title="Quire", version=__version__, routes=of_task(task), license_info={"name": "Apache-2.0"}
     )
     known["security"] = [{"key": []}]
     components = known.setdefault("components", {})
     about = "Or the same key in the header x-api-key."
     components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer", "description": about}}
-    models: Any = [(model, "validation") for model in (*REQUESTS, *RESPONSES)]
+    models: Any = [(model, "validation") for group in models_of_task(task) for model in group]
     components["schemas"] = models_json_schema(models, ref_template=_REF)[1]["$defs"]
     return known
 

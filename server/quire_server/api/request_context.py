@@ -42,6 +42,10 @@ _OPERATIONS = {
     "/v1/completions": "text_completion",
     "/v1/messages": "chat",
     "/v1/responses": "chat",
+    "/v1/embeddings": "embeddings",
+    "/pooling": "embeddings",
+    "/v1/rerank": "rerank",
+    "/v1/score": "score",
 }
 
 
@@ -130,8 +134,7 @@ class RequestContext:
         self.is_whole = not generation.stream and self.transcript is None
         self.keeps_begun = not generation.retry_on_timeout or generation.stream
         self.scores_only = generation.max_tokens == 0
-        operation = _OPERATIONS[self.exchange.scope["path"]]
-        self.span.describe(f"{operation} {generation.model}", _request_attributes(generation))
+        self.span.describe(f"{self.operation} {generation.model}", _request_attributes(generation))
 
     def retry(self, now: float) -> None:
         """Begin again, with as much time as before; what has begun by its end is kept."""
@@ -139,6 +142,11 @@ class RequestContext:
         self.counts = TokenCounts()
         self.timeout += now - self.arrived_at
         self.keeps_begun = True
+
+    @property
+    def operation(self) -> str:
+        """What is done, in OpenTelemetry's words."""
+        return _OPERATIONS[self.exchange.scope["path"]]
 
     @property
     def deadline(self) -> float:

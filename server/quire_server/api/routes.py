@@ -36,20 +36,29 @@ from quire_server.api.protocol.requests import (
 )
 from quire_server.api.protocol.validation import validate
 
+#: What only a server of one ``--task`` answers.
+GENERATION_PATHS = frozenset(
+    {
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/v1/messages",
+        "/v1/messages/count_tokens",
+        "/v1/responses",
+        "/v1/responses/{response_id}",
+        "/reset_prefix_cache",
+    }
+)
+POOLING_PATHS = frozenset({"/v1/embeddings", "/pooling", "/v1/rerank", "/v1/score"})
+COMMON_REQUESTS: tuple[type[BaseModel], ...] = (TokenizeRequest, DetokenizeRequest)
 REQUESTS: tuple[type[BaseModel], ...] = (
     ChatCompletionRequest,
     CompletionRequest,
     MessagesRequest,
     CountTokensRequest,
     ResponsesRequest,
-    TokenizeRequest,
-    DetokenizeRequest,
+    *COMMON_REQUESTS,
 )
-RESPONSES: tuple[type[BaseModel], ...] = (
-    responses.ChatCompletion,
-    responses.ChatCompletionChunk,
-    responses.Completion,
-    responses.CompletionChunk,
+COMMON_RESPONSES: tuple[type[BaseModel], ...] = (
     responses.Models,
     responses.Tokens,
     responses.Text,
@@ -57,6 +66,12 @@ RESPONSES: tuple[type[BaseModel], ...] = (
     responses.Health,
     responses.Version,
     responses.Error,
+)
+RESPONSES: tuple[type[BaseModel], ...] = (
+    responses.ChatCompletion,
+    responses.ChatCompletionChunk,
+    responses.Completion,
+    responses.CompletionChunk,
     message_responses.Message,
     *message_responses.MESSAGE_EVENTS,
     message_responses.MessageTokens,
@@ -64,6 +79,7 @@ RESPONSES: tuple[type[BaseModel], ...] = (
     openai_response_bodies.ResponseBody,
     *openai_response_bodies.RESPONSE_EVENTS,
     openai_response_bodies.DeletedResponse,
+    *COMMON_RESPONSES,
 )
 ERRORS = {
     400: "A field is wrong: `param` names it.",
@@ -89,7 +105,7 @@ _ABOUT_HEADERS = {
     "retry-after": "Seconds.",
 }
 _READING = (401, 500, 503)
-_POSTING = (400, 401, 404, 408, 413, 500, 503)
+POSTING = (400, 401, 404, 408, 413, 500, 503)
 _SWAGGER_UI = {  # the package's files by name, with their types
     "swagger-ui-bundle.js": "text/javascript",
     "swagger-ui.css": "text/css",
@@ -116,10 +132,15 @@ class _HandlerRoute(APIRoute):
         return self.endpoint
 
 
-router = APIRouter(route_class=_HandlerRoute)
+def new_router() -> APIRouter:
+    """A router of such routes."""
+    return APIRouter(route_class=_HandlerRoute)
 
 
-def _answers(
+router = new_router()
+
+
+def answers(
     model: type[BaseModel] | None,
     *errors: int,
     chunk: type[BaseModel] | None = None,
@@ -161,7 +182,7 @@ def _headers(status: int) -> dict[str, Any]:
     return {name: {"schema": {"type": "string"}, "description": _ABOUT_HEADERS[name]} for name in names}
 
 
-def _body(model: type[BaseModel]) -> dict[str, Any]:
+def body(model: type[BaseModel]) -> dict[str, Any]:
     """The request body in the document."""
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": _ref(model)}}}}
 
@@ -180,8 +201,8 @@ _RESPONSE_ID = _parameter("response_id", "path", {"type": "string"}, "The id of 
     "/v1/chat/completions",
     operation_id="chat",
     summary="Answer a conversation.",
-    responses=_answers(responses.ChatCompletion, *_POSTING, 403, 429, chunk=responses.ChatCompletionChunk),
-    openapi_extra=_body(ChatCompletionRequest),
+    responses=answers(responses.ChatCompletion, *POSTING, 403, 429, chunk=responses.ChatCompletionChunk),
+    openapi_extra=body(ChatCompletionRequest),
 )
 async def chat(request: Request) -> Response:
     """OpenAI's chat completions."""
@@ -192,8 +213,8 @@ async def chat(request: Request) -> Response:
     "/v1/completions",
     operation_id="complete",
     summary="Go on with a text.",
-    responses=_answers(responses.Completion, *_POSTING, 403, 429, chunk=responses.CompletionChunk),
-    openapi_extra=_body(CompletionRequest),
+    responses=answers(responses.Completion, *POSTING, 403, 429, chunk=responses.CompletionChunk),
+    openapi_extra=body(CompletionRequest),
 )
 async def complete(request: Request) -> Response:
     """OpenAI's completions."""
@@ -204,15 +225,15 @@ async def complete(request: Request) -> Response:
     "/v1/messages",
     operation_id="createMessage",
     summary="Answer a conversation, as Anthropic's API.",
-    responses=_answers(
+    responses=answers(
         message_responses.Message,
-        *_POSTING,
+        *POSTING,
         403,
         429,
         events=message_responses.MESSAGE_EVENTS,
         error=message_responses.MessagesError,
     ),
-    openapi_extra=_body(MessagesRequest),
+    openapi_extra=body(MessagesRequest),
 )
 async def create_message(request: Request) -> Response:
     """Anthropic's messages."""
@@ -223,8 +244,8 @@ async def create_message(request: Request) -> Response:
     "/v1/messages/count_tokens",
     operation_id="countMessageTokens",
     summary="The tokens of a conversation's prompt.",
-    responses=_answers(message_responses.MessageTokens, *_POSTING, error=message_responses.MessagesError),
-    openapi_extra=_body(CountTokensRequest),
+    responses=answers(message_responses.MessageTokens, *POSTING, error=message_responses.MessagesError),
+    openapi_extra=body(CountTokensRequest),
 )
 async def count_message_tokens(request: Request) -> Response:
     """Anthropic's count."""
@@ -235,14 +256,14 @@ async def count_message_tokens(request: Request) -> Response:
     "/v1/responses",
     operation_id="createResponse",
     summary="Answer a conversation, as OpenAI's Responses.",
-    responses=_answers(
+    responses=answers(
         openai_response_bodies.ResponseBody,
-        *_POSTING,
+        *POSTING,
         403,
         429,
         events=openai_response_bodies.RESPONSE_EVENTS,
     ),
-    openapi_extra=_body(ResponsesRequest),
+    openapi_extra=body(ResponsesRequest),
 )
 async def create_response(request: Request) -> Response:
     """OpenAI's responses."""
@@ -253,7 +274,7 @@ async def create_response(request: Request) -> Response:
     "/v1/responses/{response_id}",
     operation_id="response",
     summary="A response that is kept.",
-    responses=_answers(openai_response_bodies.ResponseBody, *_READING, 404),
+    responses=answers(openai_response_bodies.ResponseBody, *_READING, 404),
     openapi_extra=_RESPONSE_ID,
 )
 async def response(request: Request) -> Response:
@@ -265,7 +286,7 @@ async def response(request: Request) -> Response:
     "/v1/responses/{response_id}",
     operation_id="deleteResponse",
     summary="Keep a response no longer.",
-    responses=_answers(openai_response_bodies.DeletedResponse, *_READING, 404),
+    responses=answers(openai_response_bodies.DeletedResponse, *_READING, 404),
     openapi_extra=_RESPONSE_ID,
 )
 async def delete_response(request: Request) -> Response:
@@ -277,7 +298,7 @@ async def delete_response(request: Request) -> Response:
     "/v1/models",
     operation_id="models",
     summary="The models that are served.",
-    responses=_answers(responses.Models, *_READING),
+    responses=answers(responses.Models, *_READING),
 )
 async def models(request: Request) -> Response:
     """All models."""
@@ -288,7 +309,7 @@ async def models(request: Request) -> Response:
     "/v1/models/{model:path}",
     operation_id="model",
     summary="One of them.",
-    responses=_answers(responses.Model, *_READING, 404),
+    responses=answers(responses.Model, *_READING, 404),
     openapi_extra=_parameter("model", "path", {"type": "string"}, "A name from /v1/models.", required=True),
 )
 async def model(request: Request) -> Response:
@@ -300,8 +321,8 @@ async def model(request: Request) -> Response:
     "/tokenize",
     operation_id="tokenize",
     summary="The tokens of a text or of a conversation.",
-    responses=_answers(responses.Tokens, *_POSTING),
-    openapi_extra=_body(TokenizeRequest),
+    responses=answers(responses.Tokens, *POSTING),
+    openapi_extra=body(TokenizeRequest),
 )
 async def tokenize(request: Request) -> Response:
     """A prompt, or the messages of a chat, as the model sees it."""
@@ -312,8 +333,8 @@ async def tokenize(request: Request) -> Response:
     "/detokenize",
     operation_id="detokenize",
     summary="The text of tokens.",
-    responses=_answers(responses.Text, *_POSTING),
-    openapi_extra=_body(DetokenizeRequest),
+    responses=answers(responses.Text, *POSTING),
+    openapi_extra=body(DetokenizeRequest),
 )
 async def detokenize(request: Request) -> Response:
     """The text of token ids, special tokens included."""
@@ -324,7 +345,7 @@ async def detokenize(request: Request) -> Response:
     "/reset_prefix_cache",
     operation_id="resetPrefixCache",
     summary="Forget every cached prefix; needs an admin's key.",
-    responses=_answers(responses.Empty, *_READING, 403),
+    responses=answers(responses.Empty, *_READING, 403),
 )
 async def reset_prefix_cache(request: Request) -> Response:
     """No later request finds what was computed before, in any tier."""
@@ -335,7 +356,7 @@ async def reset_prefix_cache(request: Request) -> Response:
     "/health",
     operation_id="health",
     summary="The checks of the server, with their numbers.",
-    responses=_answers(responses.Health, 400, 401, 500)
+    responses=answers(responses.Health, 400, 401, 500)
     | {
         503: {
             "description": "Requests cannot be answered.",
@@ -360,7 +381,7 @@ async def health_checks(request: Request) -> Response:
     "/metrics",
     operation_id="metrics",
     summary="Prometheus metrics.",
-    responses=_answers(None, 500) | {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
+    responses=answers(None, 500) | {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
     response_class=Response,
     openapi_extra={"security": [{}]},
 )
@@ -373,7 +394,7 @@ async def metrics(request: Request) -> Response:
     "/version",
     operation_id="version",
     summary="The server's version.",
-    responses=_answers(responses.Version, *_READING),
+    responses=answers(responses.Version, *_READING),
 )
 async def version(request: Request) -> Response:
     """The version of the package."""
@@ -384,7 +405,7 @@ async def version(request: Request) -> Response:
     "/openapi.json",
     operation_id="openapi",
     summary="This document.",
-    responses=_answers(None, *_READING),
+    responses=answers(None, *_READING),
 )
 async def openapi_document(request: Request) -> Response:
     """The document of this very server, as far as its model is known."""
@@ -453,6 +474,7 @@ async def refuse(request: Request, error: Exception) -> Response:
 
     async def handler(context: ServerContext, exchange: HttpExchange) -> None:
         assert isinstance(error, HTTPException)
+        _refuse_other_task(context, exchange.scope["path"])
         if error.status_code != 405 or error.headers is None:
             raise not_found(exchange)
         # A path may have a route for each of its methods, of which the error knows one.
@@ -465,6 +487,19 @@ async def refuse(request: Request, error: Exception) -> Response:
         raise ApiError(405, f"{path} is for {methods}.", headers=(("allow", allowed),))
 
     return ExchangeResponse(handler)
+
+
+def _refuse_other_task(context: ServerContext, path: str) -> None:
+    """Raise a 404 that names the task of the server where a path is of the other one."""
+    other, paths = ("embed", POOLING_PATHS) if context.task == "generate" else ("generate", GENERATION_PATHS)
+    # A response's id is the last part of its path.
+    if path in paths or ("/v1/responses" in paths and path.startswith("/v1/responses/")):
+        raise ApiError(
+            404,
+            f"There is no {path}: this server runs with --task {context.task}, and the path needs one that "
+            f"runs with --task {other}.",
+            code="not_found",
+        )
 
 
 async def _models(context: ServerContext, exchange: HttpExchange) -> None:

@@ -62,6 +62,7 @@ class SchedulerConfig:
     block_size: int
     enable_prefix_caching: bool = True
     enable_chunked_prefill: bool = True
+    pools: bool = False  # whole prompts without an answer; one that exceeds the budget has a step of its own
     free_block_reserve: float = 0.01
     max_pinned_share: float = 0.25
     num_host_slots: int = 0
@@ -92,7 +93,7 @@ class SchedulerConfig:
         """Tokens per step. Without chunked prefill the longest prompt fits beside all decodes, or it would
         never be scheduled.
         """
-        if self.enable_chunked_prefill:
+        if self.enable_chunked_prefill or self.pools:
             return self.max_num_batched_tokens
         return max(self.max_num_batched_tokens, self.max_model_len + self.max_num_seqs)
 
@@ -102,7 +103,8 @@ class SchedulerConfig:
         end of the step that has begun. None where priorities decide nothing or prompts are not split.
         """
         is_continuous = self.batching is Batching.CONTINUOUS
-        if self.policy is Policy.PRIORITY and self.enable_chunked_prefill and is_continuous:
+        is_split = self.enable_chunked_prefill and not self.pools
+        if self.policy is Policy.PRIORITY and is_split and is_continuous:
             return min(self.token_budget, max(self.block_size, self.token_budget // 32))
         return None
 

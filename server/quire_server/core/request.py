@@ -20,6 +20,17 @@ class FinishReason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class PoolingParams:
+    """Asks for a vector in place of an answer. ``dimensions``: how many of its first components are kept (0:
+    all). ``second_text_at``: the token from which on the prompt is the second text of a pair (0: it is one
+    text).
+    """
+
+    dimensions: int = 0
+    second_text_at: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """One prompt and one answer. ``arrival``: seconds of the machine's monotonic clock; ``priority``: lower
     goes first, 0 is normal (see ``core.policy``).
@@ -31,6 +42,7 @@ class Request:
     may have the same one.
     ``output_token_ids``: what another server has generated of the answer; it goes on after these tokens, and
     events do not repeat them.
+    ``pooling``: for a model that embeds texts and generates none.
     """
 
     request_id: str
@@ -43,3 +55,4 @@ class Request:
     client: str = ""
     external_id: str = ""
     output_token_ids: tuple[int, ...] = ()
+    pooling: PoolingParams | None = None

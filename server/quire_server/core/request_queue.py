@@ -135,6 +135,7 @@ class RequestQueue:
             block_ids=tuple(sequence.block_ids),
             sampling=sequence.request.sampling,
             seed=sequence.seed,
+            pooling=sequence.request.pooling,
         )
 
     def preempt(self, sequence: Sequence) -> None:

@@ -461,7 +461,8 @@ class Scheduler:
                 fetching.append(sequence)
                 continue
             num_missing = len(sequence.tokens) - match.num_cached
-            if num_missing > budget and not self.config.enable_chunked_prefill:
+            has_other_rows = bool(plan.chunks or plan.new_decodes)
+            if num_missing > budget and not self._may_exceed(has_other_rows=has_other_rows):
                 budget = 0
                 break
             is_alone = not (running.sequences or fetching or self.kv.has_transfers)
@@ -475,7 +476,8 @@ class Scheduler:
                 break
             plan.started.append(queue.start(sequence, match))
             sequence.slot = plan.slot
-            budget -= self._plan_first_tokens(sequence, _num_prompt_tokens(sequence, budget, plan), plan)
+            num_tokens = num_missing if self.config.pools else _num_prompt_tokens(sequence, budget, plan)
+            budget = max(0, budget - self._plan_first_tokens(sequence, num_tokens, plan))
             if sequence is self._exclusive:
                 break
         for sequence in fetching:
@@ -483,6 +485,10 @@ class Scheduler:
         # Static batching: sequences for which the budget did not suffice may join in the next step.
         self._batch_is_closed |= self.config.batching is Batching.STATIC and budget > 0
         return budget
+
+    def _may_exceed(self, *, has_other_rows: bool) -> bool:
+        """Whether a prompt that is longer than the rest of the budget may start: in chunks, or alone."""
+        return self.config.enable_chunked_prefill or (self.config.pools and not has_other_rows)
 
     def _plan_first_tokens(self, sequence: Sequence, num_tokens: int, plan: StepPlan) -> int:
         """A sequence that starts is a decode when all but its last token is cached, else a prefill chunk."""
@@ -599,6 +605,7 @@ class Scheduler:
             None,
             sequence.num_cached_tokens or 0,
             timing=sequence.timing(is_last=reason is not None),
+            pooled=result.pooled.get(sequence.row, b""),
         )
         if reason is not None:
             self._queue.learn_output_length(sequence)

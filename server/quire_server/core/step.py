@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from quire_server.core.request import FinishReason
+from quire_server.core.request import FinishReason, PoolingParams
 from quire_server.core.sampling_params import SamplingParams
 from quire_server.core.stats import Timing
 
@@ -27,6 +27,7 @@ class StartedRow:
     block_ids: tuple[int, ...]  # blocks for all of token_ids; the first ones may hold a cached prefix
     sampling: SamplingParams
     seed: int
+    pooling: PoolingParams | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +107,7 @@ class StepResult:
     prompt_logprobs: Mapping[int, tuple[TokenLogprobs, ...]] = field(default_factory=dict)
     drafts: tuple[tuple[int, tuple[int, ...]], ...] = ()  # (row, tokens) that the draft model proposed
     draft_seconds: float = 0.0  # time of the draft model; 0 = no measurement
+    pooled: Mapping[int, bytes] = field(default_factory=dict)  # by row: the vector, f32 little-endian
 
 
 #: The error of a row that is dropped so that its step fits into memory.
@@ -141,6 +143,7 @@ class TokenEvent(NamedTuple):
     num_cached_tokens: int = 0  # of the prompt; set in the last event, maybe before
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # of its next tokens; the first prompt token has none
     timing: Timing | None = None  # in the first and the last event
+    pooled: bytes = b""  # the vector of a pooling request, f32 little-endian
 
 
 def failure_event(request_id: str, message: str) -> TokenEvent:

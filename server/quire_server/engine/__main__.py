@@ -45,6 +45,9 @@ def main(argv: list[str]) -> int:
 
 
 def _serve(settings: ServeConfig, run_dir: Path, heartbeat: HeartbeatWriter, faults: Faults) -> None:
+    if settings.task == "embed":
+        _serve_vectors(settings, run_dir, heartbeat, faults)
+        return
     runner = loading.load(settings, run_dir, heartbeat, faults)
     engine_report.write_effective_config(run_dir, loading.effective(settings, runner))
     limits = loading.scheduler_config(settings, runner)
@@ -65,12 +68,52 @@ def _serve(settings: ServeConfig, run_dir: Path, heartbeat: HeartbeatWriter, fau
         info=info,
         heartbeat=heartbeat,
         faults=faults,
-        proof=ProofOfInference(
-            settings.canary_interval_seconds, settings.stall_timeout_seconds, time.monotonic()
-        ),
+        proof=_proof(settings),
         golden=GoldenTokens(settings.canary_golden_path, fingerprint),
         connector=kv_roles.connector(settings, scheduler, runner, faults),
     )
+    _run(engine, settings, run_dir, info, fingerprint)
+
+
+def _serve_vectors(settings: ServeConfig, run_dir: Path, heartbeat: HeartbeatWriter, faults: Faults) -> None:
+    """As ``_serve``, for a model that embeds texts: the same scheduler and loop, and another runner."""
+    runner = loading.load_pooling(settings, heartbeat, faults)
+    engine_report.write_effective_config(run_dir, loading.effective(settings, runner))
+    limits = loading.pooling_scheduler_config(settings, runner)
+    info = EngineInfo(
+        max_model_len=runner.max_model_len,
+        vocab_size=runner.vocab_size,
+        num_blocks=limits.num_blocks,
+        block_size=limits.block_size,
+        max_num_seqs=limits.max_num_seqs,
+        gpu_memory=tuple(runner.gpu_memory.items()),
+        load_seconds=time.monotonic() - heartbeat.sample.started_at,
+        pooling=runner.pooling,
+        embedding_size=runner.embedding_size,
+    )
+    fingerprint = loading.canary_fingerprint(settings, runner)
+    engine = EngineCore(
+        Scheduler(limits, eos_token_ids=()),
+        runner,
+        info=info,
+        heartbeat=heartbeat,
+        faults=faults,
+        proof=_proof(settings),
+        golden=GoldenTokens(settings.canary_golden_path, fingerprint),
+    )
+    _run(engine, settings, run_dir, info, fingerprint)
+
+
+def _proof(settings: ServeConfig) -> ProofOfInference:
+    return ProofOfInference(
+        settings.canary_interval_seconds, settings.stall_timeout_seconds, time.monotonic()
+    )
+
+
+def _run(
+    engine: EngineCore, settings: ServeConfig, run_dir: Path, info: EngineInfo, fingerprint: str
+) -> None:
+    """Warm up, and serve until the process is ended."""
     engine.warm_up()
     engine_report.write_canary(run_dir, fingerprint, engine.canary_tokens)
     # Objects that exist now live as long as the process: exclude them from garbage collection.

@@ -61,7 +61,7 @@ def decoder(kind: type[T]) -> Callable[[Any], T]:
 
 def _compile(kind: Any) -> Decoder:
     origin = typing.get_origin(kind)
-    if kind in (int, str, bool):
+    if kind in (int, str, bool, bytes):
         return _exact(kind)
     if kind is float:
         return _float

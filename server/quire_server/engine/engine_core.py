@@ -40,7 +40,7 @@ from quire_server.engine.proof import MAX_WRONG, Outcome, ProofOfInference
 from quire_server.engine.socket_server import EngineSocket, Peer, PolledInputs
 from quire_server.errors import CanaryMismatchError, RequestError
 from quire_server.fault_injection import Faults
-from quire_server.runner.model_runner import ModelRunner
+from quire_server.runner.structured_outputs import Grammars
 
 logger = logging.getLogger(__name__)
 
@@ -64,6 +64,15 @@ class StepExecutor(Protocol):
     def max_steps_in_flight(self) -> int: ...
 
     def launch(self, step: Step) -> Callable[[], StepResult]: ...
+
+
+class Runner(StepExecutor, Protocol):
+    """A loaded model."""
+
+    @property
+    def grammars(self) -> Grammars: ...
+
+    def damage_weight(self) -> None: ...
 
 
 class StepPipeline:
@@ -100,7 +109,7 @@ class EngineCore:
     def __init__(
         self,
         scheduler: Scheduler,
-        runner: ModelRunner,
+        runner: Runner,
         *,
         info: EngineInfo,
         heartbeat: HeartbeatWriter,
@@ -119,7 +128,7 @@ class EngineCore:
         self._faults = faults
         self._proof = proof
         self._golden = golden
-        self._canary = Canary.for_model(info.vocab_size, info.max_model_len)
+        self._canary = Canary.for_model(info.vocab_size, info.max_model_len, pools=bool(info.pooling))
         self._canary_runs = 0
         self._canary_run: CanaryRun | None = None  # in progress
         self.canary_tokens: tuple[int, ...] = ()  # of the first run
@@ -248,6 +257,8 @@ class EngineCore:
             raise RequestError("a token id of the sampling parameters is outside of the vocabulary")
         if request.sampling.grammar is not None and request.sampling.ignore_eos:
             raise RequestError("a grammar needs the token that ends a text", param="ignore_eos")
+        if (request.pooling is not None) != bool(self._info.pooling):
+            raise RequestError("this engine does one of two tasks, generation or pooling, and not the other")
 
     def _forget(self, request_id: str) -> None:
         self._grammar_queue.remove(request_id)
@@ -399,7 +410,7 @@ class EngineCore:
         golden = self._golden.find()
         expected = self.canary_tokens if golden is None else golden.tokens
         if tokens and self._faults.due("wrong_canary", self._canary_runs - 2):
-            tokens = tokens[:-1] + ((tokens[-1] + 1) % self._info.vocab_size,)
+            tokens = tokens[:-1] + ((tokens[-1] + self._info.vocab_size // 2) % self._info.vocab_size,)
         outcome = run.outcome(tokens, expected)
         self._proof.checked(outcome, time.monotonic())
         self._heartbeat.proved(self._proof.at)

@@ -25,12 +25,20 @@ from quire_server.fault_injection import Faults
 from quire_server.health import engine_report
 from quire_server.health.engine_report import EffectiveConfig
 from quire_server.runner import fingerprint
-from quire_server.runner.model_runner import ModelRunner, RunnerConfig, default_block_size, device_of
+from quire_server.runner.model_runner import (
+    ModelRunner,
+    RunnerConfig,
+    default_block_size,
+    device_of,
+    is_gpu,
+)
+from quire_server.runner.pooling_runner import PoolingRunner
 from quire_server.runner.ranks import Membership
 
 logger = logging.getLogger(__name__)
 
 _DEFAULT_STEP_TOKENS = 512
+_POOLED_STEP_TOKENS = 8192  # on a GPU: no decode waits for such a step
 
 
 def load(config: ServeConfig, run_dir: Path, heartbeat: HeartbeatWriter, faults: Faults) -> ModelRunner:
@@ -73,6 +81,29 @@ def load(config: ServeConfig, run_dir: Path, heartbeat: HeartbeatWriter, faults:
     if not group.wait_prepared(timeout):
         runner.disable_replay()
     return runner
+
+
+def load_pooling(config: ServeConfig, heartbeat: HeartbeatWriter, faults: Faults) -> PoolingRunner:
+    """The runner of ``--task embed``, with weights loaded. Raises errors of `quire_server.errors`."""
+    if faults.due("crash_on_load", float("inf")):
+        raise RuntimeError("the fault crash_on_load")
+    on_progress = _progress_with_faults(heartbeat, faults)
+    return PoolingRunner.load(config.model, runner_config(config), config.pooling, on_progress)
+
+
+def pooling_scheduler_config(config: ServeConfig, runner: PoolingRunner) -> SchedulerConfig:
+    """Whole texts, as many as a step's tokens allow; one that has more has a step of its own."""
+    return SchedulerConfig(
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=_step_tokens(config),
+        max_model_len=runner.max_model_len + 1,  # a text, and the token that stands for its vector
+        num_blocks=runner.num_blocks,
+        block_size=runner.block_size,
+        enable_prefix_caching=False,
+        enable_chunked_prefill=False,
+        pools=True,
+        policy=Policy(config.scheduling_policy),
+    )
 
 
 def runner_config(config: ServeConfig) -> RunnerConfig:
@@ -129,23 +160,26 @@ def scheduler_config(config: ServeConfig, runner: ModelRunner) -> SchedulerConfi
     return found
 
 
-def effective(config: ServeConfig, runner: ModelRunner) -> EffectiveConfig:
+def effective(config: ServeConfig, runner: ModelRunner | PoolingRunner) -> EffectiveConfig:
     """What is served, where the settings leave it to the model and the machine."""
-    stored = runner.model_config.dtype
+    if isinstance(runner, PoolingRunner):
+        stored, longest = runner.stored_dtype, runner.longest
+    else:
+        stored, longest = runner.model_config.dtype, runner.model_config.max_position
     is_inexact = {
         "dtype": config.dtype == "auto" and (stored, runner.dtype) == ("float16", "bfloat16"),
         "quantization": config.quantization == "auto" and runner.quantization == "int8",
     }
     return EffectiveConfig(
         max_model_len=runner.max_model_len,
-        wanted_model_len=config.max_model_len or runner.model_config.max_position,
+        wanted_model_len=config.max_model_len or longest,
         dtype=runner.dtype,
         quantization=runner.quantization,
         inexact_defaults=tuple(name for name, inexact in is_inexact.items() if inexact),
     )
 
 
-def canary_fingerprint(config: ServeConfig, runner: ModelRunner) -> str:
+def canary_fingerprint(config: ServeConfig, runner: ModelRunner | PoolingRunner) -> str:
     """Of everything that the tokens of the canary depend on."""
     facts = fingerprint.facts(
         config.model,
@@ -154,6 +188,7 @@ def canary_fingerprint(config: ServeConfig, runner: ModelRunner) -> str:
         max_model_len=runner.max_model_len,
         dtype=runner.dtype,
         quantization=runner.quantization,
+        **(runner.facts if isinstance(runner, PoolingRunner) else {}),
     )
     found = golden_tokens.fingerprint(facts)
     logger.info("canary", extra={"fingerprint": found, **facts})
@@ -182,7 +217,9 @@ def _watermark(config: ServeConfig) -> Watermark | None:
 
 def _step_tokens(config: ServeConfig) -> int:
     """Tokens of a step: at least one for each running request."""
-    return config.max_num_batched_tokens or max(_DEFAULT_STEP_TOKENS, config.max_num_seqs)
+    pools_on_gpu = config.task == "embed" and is_gpu(config.device)
+    default = _POOLED_STEP_TOKENS if pools_on_gpu else _DEFAULT_STEP_TOKENS
+    return config.max_num_batched_tokens or max(default, config.max_num_seqs)
 
 
 def _progress_with_faults(heartbeat: HeartbeatWriter, faults: Faults) -> Callable[[int, int], None]:

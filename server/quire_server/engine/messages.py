@@ -31,6 +31,8 @@ class EngineInfo:
     max_num_seqs: int
     gpu_memory: tuple[tuple[str, int], ...] = ()  # bytes by purpose
     load_seconds: float = 0.0  # from process start until the weights were loaded
+    pooling: str = ""  # embed: vectors of ``embedding_size``; score: one number for a pair; empty: generates
+    embedding_size: int = 0
 
     @property
     def kv_capacity(self) -> int:

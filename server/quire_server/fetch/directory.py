@@ -98,6 +98,8 @@ def _fetch(
     staging = request.to.parent / f".{request.to.name}.{fingerprint}.part"
     _remove_stale(request.to, keep=staging)
     staging.mkdir(exist_ok=True)
+    for name in offered:
+        (staging / name).parent.mkdir(exist_ok=True)
     if kept is not None and kept.listing == fingerprint:  # only files of the same listing fit
         _link_intact(request.to, staging, kept.files)
     if source_manifest := offered.pop(MANIFEST_NAME, None):
@@ -147,9 +149,7 @@ def _transfer_all(
 
 def _publish(to: Path, staging: Path, done: Fetched) -> None:
     """Write the manifest last, then rename the directory."""
-    for path in staging.iterdir():
-        if path.name not in done.files:
-            path.unlink()
+    _remove_others(staging, done.files)
     document = {
         "files": {name: asdict(entry) for name, entry in sorted(done.files.items())},
         "source": done.source,
@@ -171,6 +171,18 @@ def _publish(to: Path, staging: Path, done: Fetched) -> None:
     else:
         os.replace(staging, to)
     sync(to.parent)
+
+
+def _remove_others(staging: Path, files: Mapping[str, FileEntry]) -> None:
+    """Remove what is no part of the model, and write the folder of a file that lies in one to the disk."""
+    folders = {name.partition("/")[0] for name in files if "/" in name}
+    for path in staging.iterdir():
+        if path.name in folders:
+            sync(path)
+        elif path.is_dir():
+            shutil.rmtree(path)
+        elif path.name not in files:
+            path.unlink()
 
 
 def _read(request: FetchRequest) -> Fetched | None:

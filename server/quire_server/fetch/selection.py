@@ -1,5 +1,5 @@
 """Selects the files of a source that a model needs: those that the server reads, from the source's root. Pure
-functions. Names with a slash, such as ../../etc/passwd, are never selected.
+functions. Of names with a slash, such as ../../etc/passwd, only the one of a pooling is ever selected.
 """
 
 from __future__ import annotations
@@ -10,7 +10,14 @@ from collections.abc import Iterable, Mapping
 
 from quire_server.errors import ConfigError, ModelCorruptError, ModelNotFoundError
 from quire_server.fetch.source import Check, Listing, RemoteFile
-from quire_server.model_dir.files import MANIFEST_NAME, FileEntry, is_plain_name
+from quire_server.model_dir.files import (
+    MANIFEST_NAME,
+    MODULES,
+    POOLING,
+    SENTENCE_LENGTH,
+    FileEntry,
+    is_plain_name,
+)
 
 INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
@@ -18,6 +25,9 @@ _SMALL = frozenset(
     {
         "config.json",
         "generation_config.json",
+        MODULES,
+        POOLING,
+        SENTENCE_LENGTH,
         "tokenizer.json",
         "tokenizer_config.json",
     }

@@ -23,6 +23,10 @@ from quire_server.errors import ConfigError, ModelCorruptError, ModelNotFoundErr
 from quire_server.model_dir import disk
 
 MANIFEST_NAME = "quire-manifest.json"
+MODULES = "modules.json"
+SENTENCE_LENGTH = "sentence_bert_config.json"
+#: The one file of a model that lies in a folder: sentence-transformers' way to name the pooling.
+POOLING = "1_Pooling/config.json"
 # Bytes. Real models: config.json is below 100 KB, the tokenizer_config.json of Gemma 3 has 1.2 MB.
 JSON_LIMIT = 4 << 20
 # Empty lists take 25 times their JSON size in memory, so the number of values is bounded as well; an object
@@ -172,8 +176,8 @@ def write_manifest(root: Path, progress: Callable[[str], None] = lambda name: No
 
 
 def is_plain_name(name: object) -> bool:
-    """Whether this is a file name without a path."""
-    return (
+    """Whether this is a file name without a path, or the one known name in a folder."""
+    return name == POOLING or (
         isinstance(name, str)
         and 0 < len(name) <= 255
         and name not in {".", ".."}

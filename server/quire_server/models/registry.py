@@ -1,5 +1,6 @@
 """Maps an architecture name to the module of its model family, and builds models: one line per model."""
 
+import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any
@@ -33,9 +34,15 @@ FAMILIES: Mapping[str, Callable[[ConfigFields], ModelConfig]] = {
 _MAX_EXPERTS = 1 << 16  # in all layers; even their names take memory
 
 
-def load(files: ModelFiles) -> ModelConfig:
-    """Parse the directory's config.json."""
-    return parse(files.read_json("config.json"), eos_token_ids(files))
+def load(files: ModelFiles, *, without_head: bool = False) -> ModelConfig:
+    """Parse the directory's config.json. ``without_head``: it may name the decoder alone, as `Qwen3Model`."""
+    document = files.read_json("config.json")
+    named = document.get("architectures")
+    if without_head and isinstance(named, list):
+        document["architectures"] = [
+            re.sub("Model$", "ForCausalLM", name) if isinstance(name, str) else name for name in named
+        ]
+    return parse(document, eos_token_ids(files))
 
 
 def parse(document: Mapping[str, Any], eos_ids: tuple[int, ...]) -> ModelConfig:

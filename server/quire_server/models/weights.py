@@ -98,6 +98,15 @@ def inspect(files: ModelFiles, wanted: Mapping[str, Tensor], tied: Collection[st
     return shards
 
 
+def has_tensor(files: ModelFiles, name: str) -> bool:
+    """Whether a file has a tensor of this name. Reads all headers."""
+    return any(
+        tensor.name == name
+        for shard in _shard_names(files)
+        for tensor in _inspect_shard(files, shard).tensors
+    )
+
+
 def _compare(shard: str, tensor: _Tensor, expected: Tensor) -> None:
     both_single = math.prod(tensor.shape) == expected.numel() == 1  # some tools write [1] for []
     if tensor.shape != tuple(expected.shape) and not both_single:

@@ -35,7 +35,7 @@ from quire_server.runner.kv_offload import DiskTier, OffloadWorker
 from quire_server.runner.ranks import SINGLE, Membership
 from quire_server.text.tokenizer import refuse_other_vocabulary
 
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,22 +60,22 @@ class Checkpoint:
         """
         files = ModelFiles.open(model_dir)
         config = registry.load(files)
-        dtype_name = _dtype_name(dtype, config.dtype, for_gpu=capability is not None)
+        chosen_dtype = dtype_name(dtype, config.dtype, for_gpu=capability is not None)
         chosen, linear = quantization.choose(
             quantization_name,
             checkpoint=config.quantization,
             dtype_is_auto=dtype == "auto",
-            dtype=dtype_name,
+            dtype=chosen_dtype,
             capability=capability,
         )
         tied = ("lm_head.weight",) if config.tie_word_embeddings else ()
         shards = weights.inspect(files, registry.tensors(config, linear), tied)
-        return cls(files, config, shards, dtype_name, chosen, linear)
+        return cls(files, config, shards, chosen_dtype, chosen, linear)
 
     @property
     def dtype(self) -> torch.dtype:
         """The type that the model computes in."""
-        return _DTYPES[self.dtype_name]
+        return DTYPES[self.dtype_name]
 
     @property
     def arithmetic(self) -> str:
@@ -160,13 +160,13 @@ class Checkpoint:
         return model
 
 
-def _dtype_name(wanted: str, stored: str, *, for_gpu: bool) -> str:
+def dtype_name(wanted: str, stored: str, *, for_gpu: bool) -> str:
     """auto: the checkpoint's dtype where the machine computes in it, float32 elsewhere."""
     if wanted == "auto":
         has_bf16 = for_gpu or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
         return "bfloat16" if stored != "float32" and has_bf16 else "float32"
-    if wanted not in _DTYPES:
-        raise ConfigError(f"dtype {wanted!r} is not supported; supported: auto, {', '.join(_DTYPES)}.")
+    if wanted not in DTYPES:
+        raise ConfigError(f"dtype {wanted!r} is not supported; supported: auto, {', '.join(DTYPES)}.")
     return wanted
 
 

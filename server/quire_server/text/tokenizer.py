@@ -5,6 +5,7 @@ depend on its neighbours, so streamed deltas add up to exactly the text of decod
 """
 
 import codecs
+import functools
 import json
 import os
 from collections.abc import Collection, Sequence
@@ -17,6 +18,7 @@ from quire_server.errors import ConfigError, ModelCorruptError, RequestError
 from quire_server.model_dir.files import ModelFiles, check_values
 from quire_server.model_dir.generation_config import eos_token_ids
 from quire_server.text import rust_panics, token_bound
+from quire_server.text.pair_layout import PairLayout
 
 # One text is tokenised by the thread that asks for it: the library's own threads are for many texts.
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
@@ -44,17 +46,31 @@ class Tokenizer:
         self._strips_first_space = "Strip" in parts or "Metaspace" in parts
         vocabulary = library.get_vocab(with_added_tokens=True)
         tokens = {token_id: token for token, token_id in vocabulary.items()}
+        self._strips_first_space |= "WordPiece" in parts
         if "ByteLevel" in parts:
             from_byte_level = _byte_level_table()
             self._bytes = {i: _from_byte_level(token, from_byte_level) for i, token in tokens.items()}
         elif parts & {"Metaspace", "ByteFallback", "Replace"}:
             self._bytes = {i: _from_sentencepiece(token) for i, token in tokens.items()}
+        elif "WordPiece" in parts:
+            self._bytes = {i: _from_word_piece(token, self._special, i) for i, token in tokens.items()}
         else:
             raise ConfigError(
                 f"The tokenizer decodes by {sorted(parts) or 'nothing'}, which is not supported; supported: "
-                "byte-level and SentencePiece."
+                "byte-level, SentencePiece and WordPiece."
             )
         self._characters_per_token = token_bound.characters_per_token(library, vocabulary, self._bytes)
+
+    @functools.cached_property
+    def ends_texts(self) -> bool:
+        """Whether a special token ends each text."""
+        last = self.encode("a")[-1:]
+        return bool(last) and last[0] in self._special
+
+    @functools.cached_property
+    def pair_layout(self) -> PairLayout:
+        """How two texts become a pair. Raises ConfigError."""
+        return PairLayout.of(self._library)
 
     @classmethod
     def load(cls, model_dir: Path) -> "Tokenizer":
@@ -194,6 +210,13 @@ def _from_byte_level(token: str, table: dict[str, int]) -> bytes:
         return bytes([table[character] for character in token])
     except KeyError:  # an added token, which is plain text
         return token.encode()
+
+
+def _from_word_piece(token: str, special: Collection[int], token_id: int) -> bytes:
+    """A piece that begins a word has a space before it."""
+    if token.startswith("##"):
+        return token[2:].encode()
+    return token.encode() if token_id in special else f" {token}".encode()
 
 
 def _from_sentencepiece(token: str) -> bytes:

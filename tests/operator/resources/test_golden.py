@@ -26,6 +26,7 @@ BODIES = {
     "idling": specs.IDLING,
     "sharded": specs.SHARDED,
     "sharing": specs.SHARING,
+    "embedding": specs.EMBEDDING,
     "grouped": specs.GROUPED,
     "grouped-gpus": specs.GROUPED_ON_GPUS,
     "sharded-gpus": specs.minimal(

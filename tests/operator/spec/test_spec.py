@@ -40,7 +40,11 @@ def test_every_field_is_parsed() -> None:
     written["engine"]["kvCache"]["memory"] = "1536Mi"  # as the API server spells 1.5Gi
     # The default: one GPU is one rank.
     written["parallelism"] = {"tensor": 1, "pipeline": 1, "nodes": 1}
+    # Defaults: another task excludes most of the engine's settings.
+    written["task"], written["engine"]["pooling"] = "Generate", "Auto"
     assert read == written
+    embedding = spec.parse(specs.EMBEDDING).spec
+    assert (embedding.task, embedding.engine.pooling) == ("Embed", "CLS")
     sharded = spec.parse(specs.SHARDED).spec.parallelism
     assert (sharded.tensor, sharded.pipeline, sharded.ranks) == (3, 2, 6)
 

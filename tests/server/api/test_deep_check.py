@@ -14,7 +14,7 @@ from quire_server.engine.client import DeadlineExceededError, EngineGoneError
 class Engine:
     """Returns one token at a time, or fails; records its requests."""
 
-    info = SimpleNamespace(vocab_size=100)
+    info = SimpleNamespace(vocab_size=100, pooling="")
 
     def __init__(self, failure=None):
         self.failure = failure

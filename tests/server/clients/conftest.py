@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.server.embeddings import embedders
 from tests.server.launch import Server
 
 ROOT = Path(__file__).parents[3]
@@ -33,6 +34,15 @@ def smollm2_server(smollm2, tmp_path_factory):
     ]
     with Server(smollm2, directory, *flags) as server:
         yield server.wait_ready()  # half a gigabyte of weights, and each worker loads its own
+
+
+@pytest.fixture(scope="session")
+def embedding_server(tmp_path_factory):
+    """A random encoder under the name that a model has in the documentation."""
+    model = embedders.write(tmp_path_factory.mktemp("models") / "bert", "bert", pooling="mean_tokens")
+    flags = ("--task", "embed", "--served-model-name", MODEL)
+    with Server(model, tmp_path_factory.mktemp("embedding"), *flags) as server:
+        yield server.wait_ready()
 
 
 @pytest.fixture(scope="session")

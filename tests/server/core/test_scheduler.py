@@ -252,3 +252,24 @@ def test_an_exclusive_request_shares_no_step_and_the_others_get_the_same_tokens(
         expected = answer(prompt, 15)
         assert tokens[name] == expected[15 - len(tokens[name]) :], name
     assert tokens["canary"] == answer(prompts["canary"], 15)
+
+
+def test_texts_to_pool_are_computed_whole_and_one_that_exceeds_the_budget_alone() -> None:
+    scheduler, runner = engine(
+        pools=True,
+        enable_chunked_prefill=False,
+        enable_prefix_caching=False,
+        max_num_batched_tokens=10,
+        max_model_len=65,
+    )
+    for name, length in {"a": 4, "b": 5, "c": 3, "long": 64, "d": 1}.items():
+        scheduler.add(request(name, range(length), max_tokens=1))
+    steps = []
+    while scheduler.has_work:
+        step = scheduler.schedule()
+        assert step is not None
+        steps.append(step.num_tokens)
+        scheduler.commit(step, runner.run(step))
+        scheduler.check()
+    assert steps == [(4, 5), (3,), (64,), (1,)]
+    assert scheduler.num_running == scheduler.num_waiting == scheduler.kv_utilization == 0

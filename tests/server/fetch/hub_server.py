@@ -74,7 +74,7 @@ class HubServer:
             reply(handler, 401, b"", {"X-Error-Code": "GatedRepo"})
         elif handler.path == "/api/models/org/tiny/revision/main?blobs=true" or COMMIT in handler.path[:80]:
             if "/resolve/" in handler.path:
-                name = handler.path.rpartition("/")[2]
+                name = handler.path.partition(f"/resolve/{COMMIT}/")[2]
                 where = f"http://localhost:{self._store.port}/{name}?X-Signature={SIGNATURE}"
                 reply(handler, 302, b"", {"Location": where})
             elif self.listing_status:

@@ -270,3 +270,21 @@ def test_the_token_is_sent_only_to_the_hub_and_never_logged(hub, fetch, place):
     assert SIGNATURE not in everything
     asked = {host for host, _, headers in hub.requests if "Authorization" in headers}
     assert asked == {"hub"}
+
+
+def test_the_files_that_say_how_an_embedder_pools_arrive_and_nothing_else_of_a_folder(hub, fetch, place):
+    more = {
+        "modules.json": b"[]",
+        "1_Pooling/config.json": b"{}",
+        "1_Pooling/notes.md": b"",
+        "2_Dense/config.json": b"",
+    }
+    hub.files |= more
+    assert fetch(SOURCE, HF_ENDPOINT=hub.endpoint).code == 0
+    model = ModelFiles.open(place)
+    assert model.read("1_Pooling/config.json", 10) == b"{}" and model.exists("modules.json")
+    assert sorted(path.name for path in place.iterdir() if path.is_dir()) == ["1_Pooling"]
+    assert [path.name for path in (place / "1_Pooling").iterdir()] == ["config.json"]
+    (place / "1_Pooling" / "config.json").write_bytes(b"!!")
+    assert fetch(SOURCE, HF_ENDPOINT=hub.endpoint).code == 0
+    assert ModelFiles.open(place).read("1_Pooling/config.json", 10) == b"{}"

@@ -2,6 +2,7 @@
 the document says, and after each the server still computes what it computed before.
 """
 
+import contextlib
 import json
 import os
 import time
@@ -15,7 +16,9 @@ from schemathesis import GenerationMode
 from schemathesis.specs.openapi import checks
 
 from quire_server.api import openapi
+from quire_server.api.routes import POOLING_PATHS
 from tests.server.conftest import KEY
+from tests.server.embeddings import embedders
 from tests.server.launch import NO_TLS, Server
 
 HEADERS = {"Authorization": f"Bearer {KEY}"}
@@ -25,11 +28,13 @@ REFUSALS = {"deadline_exceeded", "memory_pressure"}
 SECONDS_EACH = 5.0
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "20"))
 OPERATIONS = [
-    (method, path, mode)
-    for path, item in openapi.document()["paths"].items()
+    (task, method, path, mode)
+    for task in ("generate", "embed")
+    for path, item in openapi.document(task=task)["paths"].items()
     for method, operation in item.items()
     for mode in GenerationMode
     if mode is GenerationMode.POSITIVE or "requestBody" in operation or "parameters" in operation
+    if task == "generate" or path in POOLING_PATHS
 ]
 CHECKS = [
     checks.status_code_conformance,
@@ -44,13 +49,25 @@ CHECKS = [
 @pytest.fixture(scope="module")
 def fuzzed(tiny, tmp_path_factory):
     """A server with answers of at most half a second, and its answer to a reference request."""
-    directory = tmp_path_factory.mktemp("fuzzed")
+    with started(tiny, tmp_path_factory.mktemp("fuzzed")) as server:
+        yield server, golden(server)
+
+
+@pytest.fixture(scope="module")
+def fuzzed_embedder(tmp_path_factory):
+    """The same of a model that embeds texts."""
+    model = embedders.write(tmp_path_factory.mktemp("models") / "bert", "bert", pooling="mean_tokens")
+    with started(model, tmp_path_factory.mktemp("fuzzed-embedder"), "--task", "embed") as server:
+        yield server, golden_vector(server)
+
+
+@contextlib.contextmanager
+def started(model, directory, *more):
     (directory / "keys").mkdir()
     (directory / "keys" / "alice").write_text(f"{KEY}\nadmin: true\n")  # so that every route answers
     flags = ("--api-keys-dir", str(directory / "keys"), "--request-timeout-seconds", "0.5")
-    with Server(tiny, directory, *flags) as server:
-        server.wait_ready()
-        yield server, golden(server)
+    with Server(model, directory, *flags, *more) as server:
+        yield server.wait_ready()
 
 
 def send(server, path, **body):
@@ -63,16 +80,23 @@ def golden(server):
     return answer.json()["choices"][0]["text"]
 
 
+def golden_vector(server):
+    answer = send(server, "/v1/embeddings", json={"model": "tiny", "input": "a b c"})
+    assert answer.status_code == 200, answer.text
+    return answer.json()["data"][0]["embedding"]
+
+
 def document(server):
     return httpx.get(server.url + "/openapi.json", headers=HEADERS, verify=NO_TLS).json()
 
 
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize(
-    ("method", "path", "mode"), OPERATIONS, ids=[" ".join(map(str, one)) for one in OPERATIONS]
+    ("task", "method", "path", "mode"), OPERATIONS, ids=[" ".join(map(str, one)) for one in OPERATIONS]
 )
-def test_every_response_conforms_to_the_openapi_document(fuzzed, method, path, mode):
-    server, expected = fuzzed
+def test_every_response_conforms_to_the_openapi_document(request, task, method, path, mode):
+    server, expected = request.getfixturevalue("fuzzed" if task == "generate" else "fuzzed_embedder")
+    again = golden if task == "generate" else golden_vector
     operation = schemathesis.openapi.from_dict(document(server))[path][method]
     end, statuses = time.monotonic() + SECONDS_EACH, []
     expects = [checks.negative_data_rejection] if mode is GenerationMode.NEGATIVE else []
@@ -96,7 +120,7 @@ def test_every_response_conforms_to_the_openapi_document(fuzzed, method, path, m
             assert response.status_code == 503 and response.json()["error"]["code"] in REFUSALS, response.text
         elif response.status_code >= 400:
             assert response.json()["error"]["message"]
-        assert golden(server) == expected
+        assert again(server) == expected
 
     fuzz()
     is_found = "response_id" not in path  # of which none is kept

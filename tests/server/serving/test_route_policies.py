@@ -12,7 +12,9 @@ from typing import Literal
 
 import pytest
 
-from quire_server.api.routes import router
+from quire_server.api import pooling_routes
+from quire_server.api.auth import PUBLIC_PATHS
+from quire_server.api.routes import POOLING_PATHS, router
 from quire_server.health import server as health_server
 from tests.server.conftest import ADMIN_KEY, KEY
 
@@ -102,6 +104,14 @@ def test_every_route_of_the_api_has_a_policy_with_its_methods():
         methods = served.setdefault(route.path, set())
         methods |= route.methods | ({"HEAD"} if "GET" in route.methods else set())
     assert served == {path: set(policy.methods) for path, policy in API.items()}
+
+
+def test_every_route_of_a_model_that_embeds_texts_needs_a_key_as_those_of_generation_do():
+    """Who may ask is decided before the route is looked up: see the table's other paths."""
+    assert {route.path: route.methods for route in pooling_routes.router.routes} == dict.fromkeys(
+        POOLING_PATHS, {"POST"}
+    )
+    assert not POOLING_PATHS & PUBLIC_PATHS
 
 
 def test_every_path_of_the_health_server_has_a_policy():

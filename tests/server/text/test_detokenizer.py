@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Library
-from tokenizers import decoders, models, pre_tokenizers
 
 from quire_server.text.detokenizer import IncrementalDetokenizer
 from quire_server.text.tokenizer import TextDecoder, Tokenizer
@@ -141,9 +141,18 @@ def _loaded(model: Path) -> tuple[Library, Tokenizer]:
     return Library.from_file(str(model / "tokenizer.json")), Tokenizer.load(model)
 
 
-@pytest.mark.parametrize("decoder", [decoders.WordPiece(), None])
+@pytest.mark.parametrize("decoder", [decoders.CTC(), None])
 def test_a_decoder_that_cannot_be_streamed_is_refused(decoder: object) -> None:
     library = Library(models.BPE({"a": 0}, []))
     library.decoder = decoder  # type: ignore[assignment]  # None is what a file without a decoder gives
     with pytest.raises(Exception, match="not supported"):
         Tokenizer(library, ())
+
+
+def test_word_pieces_join_without_spaces_and_special_tokens_have_none() -> None:
+    library = Library(models.WordPiece({"[SEP]": 0, "on": 1, "##ce": 2, "up": 3}, unk_token="[SEP]"))
+    library.add_special_tokens([AddedToken("[SEP]")])
+    library.decoder = decoders.WordPiece()
+    tokenizer = Tokenizer(library, ())
+    assert tokenizer.decode([1, 2, 3, 0]) == "once up"
+    assert tokenizer.decode([1, 0, 3], skip_special_tokens=False) == "on[SEP] up"

@@ -137,13 +137,15 @@ class CompletionCall:
 class PromptList:
     """A text, a list of token ids, or a list of either; a tuple of prompts."""
 
+    max_items: int = MAX_CHOICES
+
     def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
         return core_schema.with_info_plain_validator_function(self._check)
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> Json:
         ids = {"type": "array", "items": dict(TOKEN), "minItems": 1}
         many = {"anyOf": [{"type": "string"}, ids]}
-        lists = {"type": "array", "items": many, "minItems": 1, "maxItems": MAX_CHOICES}
+        lists = {"type": "array", "items": many, "minItems": 1, "maxItems": self.max_items}
         return {"anyOf": [{"type": "string"}, ids, lists]}
 
     def _check(self, value: object, info: Vocabulary) -> Prompts:
@@ -153,8 +155,8 @@ class PromptList:
             raise wrong(_PROMPT)
         if is_token_ids(value, info.context):
             return (tuple(value),)
-        if len(value) > MAX_CHOICES:
-            raise wrong(f"must have at most {MAX_CHOICES} prompts")
+        if len(value) > self.max_items:
+            raise wrong(f"must have at most {self.max_items} prompts")
         prompts: list[str | tuple[int, ...]] = []
         for item in value:
             if isinstance(item, list) and item and is_token_ids(item, info.context):

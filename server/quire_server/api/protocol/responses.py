@@ -254,6 +254,91 @@ class Models(ResponseModel):
     data: list[Model]
 
 
+class PromptUsage(ResponseModel):
+    """Token counts of a request without an answer in text."""
+
+    prompt_tokens: Count
+    total_tokens: Count
+
+
+class Embedding(ResponseModel):
+    """The vector of one input."""
+
+    object: Literal["embedding"]
+    index: Count
+    embedding: Annotated[list[float] | str, Field(description="Numbers, or their bytes in base64.")]
+
+
+class Embeddings(ResponseModel):
+    """The response of /v1/embeddings."""
+
+    object: Literal["list"]
+    model: str
+    data: list[Embedding]
+    usage: PromptUsage
+
+
+class PooledData(ResponseModel):
+    """The vector of one input."""
+
+    object: Literal["pooling"]
+    index: Count
+    data: Annotated[list[float] | str, Field(description="Numbers, or their bytes in base64.")]
+
+
+class Pooled(ResponseModel):
+    """The response of /pooling."""
+
+    id: str
+    object: Literal["list"]
+    created: Count
+    model: str
+    data: list[PooledData]
+    usage: PromptUsage
+
+
+class RankedText(ResponseModel):
+    """A document."""
+
+    text: str
+
+
+class RankedDocument(ResponseModel):
+    """One document, the best first."""
+
+    index: Annotated[Count, Field(description="Its place in the request.")]
+    relevance_score: float
+    document: RankedText | None = None
+
+
+class Ranking(ResponseModel):
+    """The response of /v1/rerank."""
+
+    id: str
+    model: str
+    results: list[RankedDocument]
+    usage: PromptUsage
+
+
+class PairScore(ResponseModel):
+    """The score of one pair."""
+
+    index: Count
+    object: Literal["score"]
+    score: float
+
+
+class Scores(ResponseModel):
+    """The response of /v1/score."""
+
+    id: str
+    object: Literal["list"]
+    created: Count
+    model: str
+    data: list[PairScore]
+    usage: PromptUsage
+
+
 class Tokens(ResponseModel):
     """The response of /tokenize."""
 
