@@ -15,7 +15,7 @@ import orjson
 
 from quire_http.exchange import MAX_BODY_BYTES
 
-ENDPOINTS = ("/v1/chat/completions", "/v1/completions")
+ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
 _PREFIX_BYTES = 512  # of the prompt, that lines are sorted by
 _CUSTOM_ID = re.compile(r"[^\x00-\x1f\x7f]{1,256}")
 _FRAME_BYTES = 4096  # of a line around its body
@@ -105,7 +105,7 @@ def request(body: Any) -> tuple[bytes, bytes]:
 
 def _prefix(model: str, body: dict[str, Any]) -> bytes:
     """What lines are sorted by: the model, then the beginning of the prompt."""
-    texts = (part.encode() for part in _texts(body.get("messages", body.get("prompt"))))
+    texts = (part.encode() for part in _texts(body.get("messages", body.get("prompt", body.get("input")))))
     return b"\0".join((model.encode()[:128], _beginning(texts)))
 
 

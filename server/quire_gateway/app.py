@@ -163,7 +163,8 @@ class Gateway:
         if await self._answer_again(exchange, destination, request, uid, account, is_exact=call.is_exact):
             return
         salt = f"{identity.cache_scope}\0{call.cache_salt}"  # no client hits what another one has cached
-        facts = RequestFacts(call.model, call.prompt, call.user, salt, exchange.scope["headers"])
+        cached = call.prompt if call.has_answer else ()
+        facts = RequestFacts(call.model, cached, call.user, salt, exchange.scope["headers"])
         self.shadow.copy(destination.shadow, request, facts, destination.served_name)
         work = self.relay.relay(
             exchange,
@@ -185,7 +186,12 @@ class Gateway:
         wait: no canned text for 50,000 of them, and no other model's answer.
         """
         destination = self.dispatcher.destination(call, given, client)
-        return replace(destination, fallbacks=()) if is_line else destination
+        if is_line:
+            return replace(destination, fallbacks=())
+        if not call.has_answer:  # a canned text is no vector
+            others = tuple(step for step in destination.fallbacks if step.canned is None)
+            return replace(destination, fallbacks=others)
+        return destination
 
     async def _answer_again(
         self,

@@ -16,6 +16,7 @@ from opentelemetry.trace import SpanKind, Status, StatusCode, Tracer
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry.util.types import AttributeValue
 
+from quire_gateway.openai import calls
 from quire_http import dialects
 
 #: The headers of a request that say which trace it is of. With tracing each attempt has its own.
@@ -25,6 +26,10 @@ _OPERATIONS = {
     dialects.COMPLETIONS: "text_completion",
     dialects.MESSAGES: "chat",
     dialects.COUNT_TOKENS: "count_tokens",
+    calls.EMBEDDINGS: "embeddings",
+    calls.POOLING: "embeddings",
+    calls.RERANK: "rerank",
+    calls.SCORE: "score",
 }
 
 Attributes = Mapping[str, AttributeValue | None]

@@ -23,7 +23,7 @@ from quire_operator.plan import scale_to_zero, sharing
 from quire_operator.resources import scaling_behavior
 from quire_operator.settings import Settings as OperatorSettings
 from quire_operator.status import sharing as status_of_sharing
-from quire_server.api import routes
+from quire_server.api import pooling_routes, routes
 from quire_server.health import decision
 from quire_server.health.decision import ProbeResult, Verdict
 from quire_server.metrics.requests import REFUSALS
@@ -79,7 +79,8 @@ def test_what_is_no_status_says_nothing_of_the_load(text: bytes) -> None:
 
 
 def test_the_relayed_paths_are_routes_of_the_server() -> None:
-    served = {getattr(route, "path", "") for route in routes.router.routes}
+    of_tasks = (*routes.router.routes, *pooling_routes.router.routes)
+    served = {getattr(route, "path", "") for route in of_tasks}
     assert set(calls.PATHS) <= served
 
 

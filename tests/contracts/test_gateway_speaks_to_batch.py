@@ -14,7 +14,7 @@ from quire_batch.lines import ENDPOINTS, MAX_LINE_BYTES
 from quire_batch.settings import Settings
 from quire_gateway import batch_proxy, delegation, relay, request_signing
 from quire_gateway.delegation import Delegations
-from quire_gateway.openai.calls import COMPLETION_PATHS
+from quire_gateway.openai.calls import COMPLETION_PATHS, EMBEDDINGS
 from quire_gateway.request_signing import RequestSigner
 from quire_http.errors import ApiError
 from quire_http.signed_token import TrustedKeys
@@ -40,7 +40,7 @@ def test_names_times_and_endpoints_agree() -> None:
     assert identity.TOKEN_HEADER == request_signing.TOKEN_HEADER
     assert identity.DELEGATION_HEADER == delegation.DELEGATION_HEADER
     assert identity.AUDIENCE == batch_proxy.AUDIENCE
-    assert ENDPOINTS == COMPLETION_PATHS
+    assert set(ENDPOINTS) == {*COMPLETION_PATHS, EMBEDDINGS}
     assert MAX_LINE_BYTES == batch_proxy.MOST_BYTES
     assert CLASSES["low"] == delegation.BATCH_PRIORITY
     assert Settings.window_seconds < delegation.LIFETIME_SECONDS, "a line has its delegation to the end"

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from quire_gateway.openai.calls import Call, read, with_half_the_tokens, with_model
+from quire_gateway.openai.calls import EMBEDDINGS, RERANK, Call, read, with_half_the_tokens, with_model
 from quire_http.dialects import CHAT, COMPLETIONS, COUNT_TOKENS, MESSAGES
 from quire_http.errors import ApiError
 
@@ -70,6 +70,16 @@ def call_of(body, path=CHAT):
             COMPLETIONS,
             {"prompt": [[1, 2], [3]]},
             Call("m", num_answers=2, prompt=("[1,2]", "[3]"), num_token_ids=3),
+        ),
+        (
+            EMBEDDINGS,
+            {"input": ["a", [1, 2]], "user": "u", "max_tokens": 9},
+            Call("m", max_tokens=0, prompt=("a", "[1,2]"), num_token_ids=2, user="u", has_answer=False),
+        ),
+        (
+            RERANK,
+            {"query": "q", "documents": ["a", {"text": "b"}]},
+            Call("m", max_tokens=0, prompt=("q", "a", "b"), has_answer=False),
         ),
     ],
 )

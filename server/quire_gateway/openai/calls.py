@@ -15,8 +15,16 @@ import orjson
 from quire_http.dialects import CHAT, COMPLETIONS, COUNT_TOKENS, MESSAGES
 from quire_http.errors import ApiError, bad_field
 
+EMBEDDINGS, POOLING, RERANK, SCORE = "/v1/embeddings", "/pooling", "/v1/rerank", "/v1/score"
+#: By path of a model that embeds texts: the fields with its texts. Their answers have no text.
+_POOLED = {
+    EMBEDDINGS: ("input",),
+    POOLING: ("input",),
+    RERANK: ("query", "documents"),
+    SCORE: ("text_1", "text_2"),
+}
 #: The paths that are relayed.
-PATHS = (CHAT, COMPLETIONS, MESSAGES, COUNT_TOKENS)
+PATHS = (CHAT, COMPLETIONS, MESSAGES, COUNT_TOKENS, *_POOLED)
 #: Those of OpenAI's completions: external backends have them, and replicas can go on with their streams.
 COMPLETION_PATHS = (CHAT, COMPLETIONS)
 _LIMITS = ("max_completion_tokens", "max_tokens")
@@ -45,6 +53,7 @@ class Call:
     num_opening: int | None = field(default=None, compare=False)
     pins_cache: bool = False  # its prompt is kept in the replica's cache when it is over
     generates: bool = True  # else its prompt is counted, and takes nothing
+    has_answer: bool = True  # in text; False: vectors or scores, for which no prefix is cached
 
     @property
     def opening(self) -> tuple[str, ...]:
@@ -65,6 +74,8 @@ def read(path: str, body: bytes | bytearray) -> Call:
         raise bad_field("model", "is required")
     if not isinstance(model, str):
         raise bad_field("model", "must be a string")
+    if path in _POOLED:
+        return _pooled(model, document, _POOLED[path])
     limits = _max_tokens(document), _num_answers(document)
     has_tools = bool(document.get("tools") or document.get("functions"))
     common = (model, document.get("stream") is True, *limits, has_tools, _is_exact(document))
@@ -193,6 +204,19 @@ def _is_exact(document: dict[str, Any]) -> bool:
     has_logprobs = type(logprobs) is int or bool(logprobs)  # of a completion 0 asks for those of its tokens
     has_own = has_logprobs or document.get("resume") or _num_answers(document) > 1
     return (is_greedy or type(document.get("seed")) is int) and not has_own
+
+
+def _pooled(model: str, document: dict[str, Any], fields: tuple[str, ...]) -> Call:
+    """The call of a path whose answer has no text: all that it takes are its inputs."""
+    inputs = [document.get(name) for name in fields]
+    return Call(
+        model,
+        max_tokens=0,
+        prompt=tuple(text for one in inputs for text in _texts(one)),
+        num_token_ids=sum(map(_num_token_ids, inputs)),
+        user=_text(document.get("user")),
+        has_answer=False,
+    )
 
 
 def _chat(document: dict[str, Any]) -> tuple[tuple[str, ...], int | None]:
