@@ -7,7 +7,7 @@ up.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from quire_gateway.accounting import Account
@@ -35,6 +35,7 @@ from quire_http.asgi import Receive, Scope, Send
 from quire_http.body_memory import BodyMemory
 from quire_http.connection_age import closing, is_old, opened_at
 from quire_http.credentials import key_of
+from quire_http.dialects import RESPONSES_PREFIX
 from quire_http.drain import RETRY_AFTER_SECONDS, Drain
 from quire_http.errors import ApiError, overloaded
 from quire_http.exchange import CutError, HttpExchange
@@ -81,8 +82,10 @@ class Gateway:
             if method != "POST":
                 raise ApiError(405, f"{path} is for POST.", headers=(("allow", "POST"),))
             await self._relay(exchange)
+        elif path.startswith(RESPONSES_PREFIX) and method in ("GET", "HEAD", "DELETE"):
+            await self._logged(exchange, self._kept(exchange))
         elif self.batch is not None and self.batch.serves(exchange.scope):
-            await self._forward(exchange, self.batch)
+            await self._logged(exchange, self._forward(exchange, self.batch))
         elif method not in ("GET", "HEAD"):
             raise not_found(path)
         elif path in _MANAGEMENT:
@@ -90,14 +93,32 @@ class Gateway:
         else:
             await self.management.get_models(exchange, self._authenticate(exchange))
 
-    async def _forward(self, exchange: HttpExchange, batch: BatchProxy) -> None:
+    async def _forward(self, exchange: HttpExchange, batch: BatchProxy) -> int:
         """A request about files, batches or jobs, by the key of its client."""
+        client = self._client(exchange, digest := key_hash(_authorization(exchange)))
+        name = client.full_name if client is not None else ""
+        return await batch.forward(exchange, name, digest)
+
+    async def _kept(self, exchange: HttpExchange) -> int:
+        """A request about a response that a replica keeps, which the replica judges by its client."""
+        client, path = self._authenticate(exchange), exchange.scope["path"]
+        found = self.dispatcher.keeper(calls.keeper(path.removeprefix(RESPONSES_PREFIX)))
+        if found is None:
+            message = "This response is not kept (any more): the replica that made it is gone, or none did."
+            raise ApiError(404, message, param="response_id", code="response_not_found")
+        model, replica = found
+        method = "DELETE" if exchange.scope["method"] == "DELETE" else "GET"
+        headers = {"x-request-id": exchange.request_id}
+        identity = _identity(client, is_line=False)
+        request = UpstreamRequest(path, headers, b"", False, identity=identity, method=method)
+        return await self.relay.relay_kept(exchange, model, replica, self.dispatcher.timeouts, request)
+
+    async def _logged(self, exchange: HttpExchange, work: Awaitable[int]) -> None:
+        """Await a request that is no model's to answer, and write its line. ``work`` returns its status."""
         self.drain.num_requests += 1
         status, path = 0, exchange.scope["path"]
         try:
-            client = self._client(exchange, digest := key_hash(_authorization(exchange)))
-            name = client.full_name if client is not None else ""
-            status = await batch.forward(exchange, name, digest)
+            status = await work
         except ApiError as error:
             status = error.status
             raise
@@ -186,7 +207,7 @@ class Gateway:
         wait: no canned text for 50,000 of them, and no other model's answer.
         """
         destination = self.dispatcher.destination(call, given, client)
-        if is_line:
+        if is_line or call.kept_by is not None:
             return replace(destination, fallbacks=())
         if not call.has_answer:  # a canned text is no vector
             others = tuple(step for step in destination.fallbacks if step.canned is None)
@@ -261,9 +282,17 @@ def _upstream_request(
     if is_resumable:
         headers = {**headers, TOKENS_HEADER: "true"}
     # An answer in one piece has its first byte when all is computed; a line of a batch can wait.
-    is_hedgeable = call.stream and not call.pins_cache and not is_line
+    is_hedgeable = call.stream and not call.pins_cache and not is_line and call.kept_by is None
     return UpstreamRequest(
-        path, headers, body, call.stream, call.model, identity, is_resumable, is_hedgeable=is_hedgeable
+        path,
+        headers,
+        body,
+        call.stream,
+        call.model,
+        identity,
+        is_resumable,
+        is_hedgeable=is_hedgeable,
+        kept_by=call.kept_by,
     )
 
 

@@ -23,6 +23,7 @@ from quire_gateway.replicas import Model
 from quire_gateway.request_signing import TOKEN_HEADER, Identity, RequestSigner
 from quire_gateway.settings import Timeouts
 from quire_gateway.tracing import AttemptSpan
+from quire_http.dialects import RESPONSES
 
 # A host that does not answer is given up after so many further packets, by the kernel, within 3 s. A timer of
 # the event loop would count the time in which the loop itself is busy, and take a burst of clients for a lost
@@ -32,6 +33,8 @@ _POOL_SECONDS = 15.0  # the replicas keep idle connections for longer
 _NO_OWN_HEADERS = frozenset(("accept", "accept-encoding", "content-type", "user-agent"))
 _CHECKS_PER_TIMEOUT = 4
 
+#: Says what the ids of responses begin with, so that later requests about them come back.
+REPLICA_HEADER = "x-quire-replica"
 #: Of an answer's headers those that go to the client.
 RESPONSE_HEADERS = frozenset(
     (
@@ -73,6 +76,8 @@ class UpstreamRequest:
     identity: Identity = Identity()
     is_resumable: bool = False  # another replica can go on with its stream
     is_hedgeable: bool = False  # two replicas may compute it, of which one is given up
+    kept_by: str | None = None  # the hint of the one replica that may be asked
+    method: str = "POST"
 
 
 class Upstream(Protocol):
@@ -143,7 +148,11 @@ class ReplicaUpstream:
         if self._signer is not None:  # for each attempt: a token is short-lived
             token = self._signer.token(attempt.model.audience, request.identity, request.asked_model)
             headers = {**headers, TOKEN_HEADER: token}
-        return await session.post(url, data=request.body, headers=headers, allow_redirects=False)
+        if request.path == RESPONSES:
+            headers = {**headers, REPLICA_HEADER: replica.endpoint.hint}
+        return await session.request(
+            request.method, url, data=request.body, headers=headers, allow_redirects=False
+        )
 
     def check(self, response: aiohttp.ClientResponse, attempt: Attempt) -> None:
         """No client's key goes there: with a 401 it is this gateway that is refused."""

@@ -16,7 +16,7 @@ from quire_gateway.routing.router import Pick, RequestFacts, Router
 
 class AttemptPlan:
     """The attempts of one request at one model. ``avoided``: replicas that are asked last, because they have
-    failed it already.
+    failed it already. ``kept_by``: the hint of the one that may be asked.
     """
 
     def __init__(
@@ -27,6 +27,7 @@ class AttemptPlan:
         retries: RetryBudget,
         most: int,
         avoided: Sequence[str] = (),
+        kept_by: str | None = None,
     ) -> None:
         self.tried: list[str] = []
         self._model = model
@@ -35,6 +36,7 @@ class AttemptPlan:
         self._retries = retries
         self._most = most
         self._avoided = avoided
+        self._kept_by = kept_by
 
     def next(self, now: float) -> Pick | None:
         """The first replica, or another one after a failure; None: no one more is asked."""
@@ -50,6 +52,8 @@ class AttemptPlan:
         return not self._model.outliers.is_ejected(replica.endpoint.uid)
 
     def _pick(self, candidates: Sequence[Replica], now: float) -> Pick | None:
+        if self._kept_by is not None:
+            candidates = [one for one in candidates if one.endpoint.hint == self._kept_by]
         if not candidates or len(self.tried) >= self._most:
             return None
         if self.tried and not self._retries.take_retry(now):

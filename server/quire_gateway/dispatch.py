@@ -26,6 +26,7 @@ from quire_gateway.llm_route import (
     Target,
 )
 from quire_gateway.openai.calls import Call, estimated_tokens
+from quire_gateway.replica import Replica
 from quire_gateway.replicas import Model, ReplicaTable
 from quire_gateway.retry_budget import RetryBudget
 from quire_gateway.rollout import Arm, StepKey
@@ -100,7 +101,7 @@ class Dispatcher:
     ) -> None:
         self._replicas = replicas
         self._state = state
-        self._timeouts = timeouts
+        self.timeouts = timeouts
         self._require_keys = require_keys
         self._externals = ExternalModels(clock)
         self._budgets: dict[tuple[str, int], RetryBudget] = {}  # by a route's UID and its percentage
@@ -159,7 +160,7 @@ class Dispatcher:
         if place is None or replicas is None:
             raise self._not_found(call.model, client)
         name = _served_name(table, place, call.model)
-        return Destination(call.model, replicas, name, replicas.retries, self._timeouts)
+        return Destination(call.model, replicas, name, replicas.retries, self.timeouts)
 
     def _not_found(self, model: str, client: LLMClient | None) -> ApiError:
         """OpenAI's answer for a model that is not there, or is not for this client: the two look alike."""
@@ -217,9 +218,9 @@ class Dispatcher:
         """A target of a route, which may have no replica."""
         reliability = route.reliability
         timeouts = replace(
-            self._timeouts,
-            first_byte=reliability.first_byte_seconds or self._timeouts.first_byte,
-            idle=reliability.idle_seconds or self._timeouts.idle,
+            self.timeouts,
+            first_byte=reliability.first_byte_seconds or self.timeouts.first_byte,
+            idle=reliability.idle_seconds or self.timeouts.idle,
         )
         place = (route.namespace, target.key)
         served, charged = _served_name(table, place, target.deployment), route.prices
@@ -273,12 +274,26 @@ class Dispatcher:
             if (route.namespace, one.external) in externals
             or self._replicas.at((route.namespace, one.deployment))
         ]
+        if call.kept_by is not None:
+            there = [one for one in there if self._keeps(route, one, call.kept_by)] or there[:1]
         if len(there) < 2:
             return arms.choose(there, b"")
         session = headers.get(route.session_header) if route.session_header else None
         conversation: Iterable[str] = call.opening if session is None else (session,)
         whose = client.uid if client is not None else ""
         return arms.choose(there, arms.conversation_key(route.uid, whose, conversation))
+
+    def _keeps(self, route: LLMRoute, target: Target, hint: str) -> bool:
+        """Whether a target has the replica that keeps a response."""
+        model = self._replicas.at((route.namespace, target.deployment))
+        return model is not None and model.keeper(hint) is not None
+
+    def keeper(self, hint: str) -> tuple[Model, Replica] | None:
+        """The replica that keeps a response, whatever model it is of; None where it is gone."""
+        for model in self._replicas.all_models():
+            if hint and (found := model.keeper(hint)) is not None:
+                return model, found
+        return None
 
     def _budget(self, table: RoutingTable, route: LLMRoute) -> RetryBudget:
         key = (route.uid, route.reliability.retry_budget_percent)

@@ -41,14 +41,16 @@ from quire_gateway.openai.calls import (
 )
 from quire_gateway.openai.external import ExternalEvents
 from quire_gateway.outlier_detection import Verdict
+from quire_gateway.replica import Replica
 from quire_gateway.replicas import Model
 from quire_gateway.response_cache import Headers, Recording
 from quire_gateway.resumption import Resumption
 from quire_gateway.routing.router import Pick, RequestFacts, Router
+from quire_gateway.settings import Timeouts
 from quire_gateway.tracing import HEADERS as TRACE_HEADERS
 from quire_gateway.tracing import AttemptSpan
 from quire_gateway.usage import Usage, without_comment
-from quire_http.errors import ApiError, overloaded
+from quire_http.errors import ApiError, bad_field, overloaded
 from quire_http.exchange import HttpExchange
 
 #: Of a request's headers those that go to a replica; the body's length and the request's id besides.
@@ -75,6 +77,7 @@ _RATE_LIMIT_HEADERS = "x-ratelimit-"
 _EVENTS = "text/event-stream"
 _MAX_USAGE_BYTES = 512
 _RETRY_AFTER_SECONDS = 1
+_NOT_KEPT = "the replica that kept this response is gone; send the whole conversation as input"
 
 
 class _Refusal(AttemptError):
@@ -95,6 +98,13 @@ class _OtherApiError(AttemptError):
         super().__init__(
             "other_api", f"This model is answered by an external backend, which has no {path}: use {paths}."
         )
+
+
+class _NotKeptError(AttemptError):
+    """The replica that kept what a response goes on with is gone."""
+
+    def __init__(self) -> None:
+        super().__init__("not_kept", _NOT_KEPT)
 
 
 class _SwitchedOffError(AttemptError):
@@ -245,10 +255,14 @@ class Relay:
         if is_external and request.path not in COMPLETION_PATHS:
             tried = () if before is None else before.tried
             return _Unanswered(_OtherApiError(request.path) if before is None else before.failure, tried)
+        if request.kept_by is not None and model.keeper(request.kept_by) is None:
+            return _Unanswered(_NotKeptError(), ())
         original = request
         resumption = Resumption() if request.is_resumable and not is_external else None
         avoided = () if before is None else before.tried
-        plan = AttemptPlan(model, router, facts, destination.retries, destination.attempts, avoided)
+        plan = AttemptPlan(
+            model, router, facts, destination.retries, destination.attempts, avoided, request.kept_by
+        )
 
         async def start(choice: Pick, reason: str) -> _Answer:
             async with AsyncExitStack() as stack:
@@ -284,6 +298,24 @@ class Relay:
             return None
         last = before.failure if failure is None and before is not None else failure
         return _Unanswered(last, (*avoided, *plan.tried))
+
+    async def relay_kept(
+        self,
+        exchange: HttpExchange,
+        model: Model,
+        replica: Replica,
+        timeouts: Timeouts,
+        request: UpstreamRequest,
+    ) -> int:
+        """What one replica says about a response that it keeps; returns the status. Raises ApiError."""
+        try:
+            async with Attempt(self._upstream, model, replica, timeouts) as attempt:
+                response = await attempt.ask(request)
+                body = await attempt.read_whole()
+                await _send_whole(exchange, response, body, _kept(attempt, response, exchange), None)
+                return response.status
+        except AttemptError as error:
+            raise _error_of(error) from None
 
     def _attempt_at(self, destination: Destination, choice: Pick, reason: str, account: Account) -> Attempt:
         """An attempt that begins. ``reason``: why there is one, empty for the first."""
@@ -544,6 +576,7 @@ async def _stream(
         if isinstance(filtered, Resumption):
             raise
         account.breaks(error.reason, str(error))
+        exchange.num_events = account.num_events
         await exchange.error(_error_of(error))
         return
     if recording is not None and events is not None:
@@ -593,6 +626,8 @@ def _refusal_of(failure: AttemptError) -> ApiError | None:
         return kill_switch_refusal(str(failure))
     if isinstance(failure, _OtherApiError):
         return ApiError(400, str(failure), code="api_not_supported")
+    if isinstance(failure, _NotKeptError):
+        return bad_field("previous_response_id", str(failure), code="previous_response_not_found")
     if failure.reason == "rate_limited":
         return overloaded("rate_limited", "The backend that answers has no room.", _RETRY_AFTER_SECONDS)
     return None

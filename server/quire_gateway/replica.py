@@ -6,9 +6,11 @@ out, and keep no request away. Pure; policies and attempts share it.
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 
 STALE_SECONDS = 5.0
+_HINT_LENGTH = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +31,11 @@ class Endpoint:
     def health_url(self) -> str:
         """The root of its health process."""
         return f"http://{self._host}:{self.health_port}"
+
+    @property
+    def hint(self) -> str:
+        """What ids of responses begin with that this pod keeps; says nothing about the pod."""
+        return hashlib.sha256(self.uid.encode()).hexdigest()[:_HINT_LENGTH]
 
     @property
     def _host(self) -> str:

@@ -74,6 +74,10 @@ class Model:
         others = [one for uid, one in self.replicas.items() if uid not in tried]
         return [one for one in others if self.outliers.takes_requests(one.endpoint.uid)] or others
 
+    def keeper(self, hint: str) -> Replica | None:
+        """The replica with this hint."""
+        return next((one for one in self.replicas.values() if one.endpoint.hint == hint), None)
+
 
 class ReplicaTable:
     """All models of the watched namespaces. ``health_port``: of replicas whose Service names none.

@@ -26,6 +26,7 @@ _OPERATIONS = {
     dialects.COMPLETIONS: "text_completion",
     dialects.MESSAGES: "chat",
     dialects.COUNT_TOKENS: "count_tokens",
+    dialects.RESPONSES: "chat",
     calls.EMBEDDINGS: "embeddings",
     calls.POOLING: "embeddings",
     calls.RERANK: "rerank",

@@ -47,8 +47,11 @@ def find_last(data: bytes) -> Usage | None:
         return None
     begin = max(data.rfind(_KEY, 0, at), 0)
     output, cached = _OUTPUT.search(data, begin), _CACHE_READ.search(data, begin)
-    num_cached = int(cached[1]) if cached else None
-    return Usage(int(read[1]) + (num_cached or 0), int(output[1]) if output else 0, num_cached)
+    num_output = int(output[1]) if output else 0
+    if cached is not None:
+        return Usage(int(read[1]) + int(cached[1]), num_output, int(cached[1]))
+    within = _CACHED.search(data, begin)
+    return Usage(int(read[1]), num_output, int(within[1]) if within else None)
 
 
 def without_comment(events: bytes) -> bytes:

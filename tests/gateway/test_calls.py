@@ -5,7 +5,7 @@ import json
 import pytest
 
 from quire_gateway.openai.calls import EMBEDDINGS, RERANK, Call, read, with_half_the_tokens, with_model
-from quire_http.dialects import CHAT, COMPLETIONS, COUNT_TOKENS, MESSAGES
+from quire_http.dialects import CHAT, COMPLETIONS, COUNT_TOKENS, MESSAGES, RESPONSES
 from quire_http.errors import ApiError
 
 
@@ -59,6 +59,29 @@ def call_of(body, path=CHAT):
                 pins_cache=True,
             ),
         ),
+        (
+            RESPONSES,
+            {
+                "instructions": "Be short.",
+                "input": [
+                    {"role": "user", "content": [{"type": "input_text", "text": "Hi"}]},
+                    {"type": "function_call_output", "output": "Rain."},
+                ],
+                "previous_response_id": "resp_0123456789ab_77",
+                "prompt_cache_key": "me",
+                "temperature": 0,
+                "max_output_tokens": 7,
+            },
+            Call(
+                "m",
+                max_tokens=7,
+                prompt=("system", "Be short.", "user", "Hi", "function_call_output", "Rain."),
+                user="me",
+                kept_by="0123456789ab",
+            ),
+        ),
+        (RESPONSES, {"input": "Hi"}, Call("m", prompt=("user", "Hi"))),
+        (RESPONSES, {"previous_response_id": "x"}, Call("m", kept_by="")),
         (
             COUNT_TOKENS,
             {"messages": [{"role": "user", "content": "Hi"}]},

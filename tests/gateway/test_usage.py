@@ -43,6 +43,8 @@ def test_a_usage_in_other_words_is_the_last_one_whatever_a_call_has_in_it():
         body = json.dumps({"content": [{"input": fake}], "usage": said}, separators=separators).encode()
         assert find_last(body) == Usage(12, 3, 8)
     assert find_last(b'{"usage": {"input_tokens": 12, "output_tokens": 3}}') == Usage(12, 3)
+    within = b'{"usage":{"input_tokens":12,"d":{"cached_tokens":8},"output_tokens":3}}'
+    assert find_last(within) == Usage(12, 3, 8)
     assert find_last(b'{"usage": null}') is None and find_last(b'{"input_tokens": "x"}') is None
 
 

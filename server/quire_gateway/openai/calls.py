@@ -12,7 +12,7 @@ from typing import Any, TypeGuard
 
 import orjson
 
-from quire_http.dialects import CHAT, COMPLETIONS, COUNT_TOKENS, MESSAGES
+from quire_http.dialects import CHAT, COMPLETIONS, COUNT_TOKENS, MESSAGES, RESPONSES
 from quire_http.errors import ApiError, bad_field
 
 EMBEDDINGS, POOLING, RERANK, SCORE = "/v1/embeddings", "/pooling", "/v1/rerank", "/v1/score"
@@ -24,10 +24,11 @@ _POOLED = {
     SCORE: ("text_1", "text_2"),
 }
 #: The paths that are relayed.
-PATHS = (CHAT, COMPLETIONS, MESSAGES, COUNT_TOKENS, *_POOLED)
+PATHS = (CHAT, COMPLETIONS, MESSAGES, COUNT_TOKENS, RESPONSES, *_POOLED)
 #: Those of OpenAI's completions: external backends have them, and replicas can go on with their streams.
 COMPLETION_PATHS = (CHAT, COMPLETIONS)
-_LIMITS = ("max_completion_tokens", "max_tokens")
+_LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
+_KEPT = re.compile(r"resp_([0-9a-f]{12})_[0-9a-f]+")
 _BYTES_PER_TOKEN = 4  # of English text, about
 _ANSWER_TOKENS = 256  # of one whose length is not limited by its request
 _MOST_TOKENS = 1 << 24  # more than any replica generates
@@ -54,6 +55,7 @@ class Call:
     pins_cache: bool = False  # its prompt is kept in the replica's cache when it is over
     generates: bool = True  # else its prompt is counted, and takes nothing
     has_answer: bool = True  # in text; False: vectors or scores, for which no prefix is cached
+    kept_by: str | None = None  # the hint of the one replica that has what it goes on with; "": none has
 
     @property
     def opening(self) -> tuple[str, ...]:
@@ -93,11 +95,36 @@ def read(path: str, body: bytes | bytearray) -> Call:
             pins_cache=b'"cache_control"' in body,
             generates=path == MESSAGES,
         )
+    if path == RESPONSES:
+        prompt, num_opening = _items(document)
+        user = _text(document.get("prompt_cache_key")) or user
+        earlier = document.get("previous_response_id")
+        kept_by = keeper(earlier) if isinstance(earlier, str) and earlier else None
+        common = (*common[:-1], False)  # each has an id of its own, by which it is kept
+        return Call(*common, prompt, 0, user, salt, num_opening=num_opening, kept_by=kept_by)
     if path != CHAT:
         prompts = document.get("prompt")
         return Call(*common, tuple(_texts(prompts)), _num_token_ids(prompts), user, salt, pins_cache=pins)
     prompt, num_opening = _chat(document)
     return Call(*common, prompt, 0, user, salt, num_opening=num_opening, pins_cache=pins)
+
+
+def keeper(response_id: str) -> str:
+    """The hint of the replica that keeps a response, empty where the id is none of a replica's."""
+    found = _KEPT.fullmatch(response_id)
+    return "" if found is None else found[1]
+
+
+def _items(document: dict[str, Any]) -> tuple[tuple[str, ...], int | None]:
+    """As `_chat`, of the items of a response, or of one text; the instructions stand before them."""
+    given, system = document.get("input"), _text(document.get("instructions"))
+    items = [{"role": "user", "content": given}] if isinstance(given, str) else given
+    messages = [
+        {"role": one.get("role", one.get("type")), "content": one.get("content", one.get("output"))}
+        for one in (items if isinstance(items, list) else ())
+        if isinstance(one, dict)
+    ]
+    return _conversation({"system": system or None, "messages": messages})
 
 
 def _user_id(document: dict[str, Any]) -> str:

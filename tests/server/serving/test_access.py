@@ -34,7 +34,11 @@ def test_without_a_key_everything_but_health_and_metrics_is_denied(server, path)
 
 def test_a_wrong_method_is_a_405_with_an_allow_header(server):
     key = {"authorization": f"Bearer {KEY}"}
-    for method, path, allowed in (("PUT", "/v1/models", "GET, HEAD"), ("GET", "/v1/completions", "POST")):
+    for method, path, allowed in (
+        ("PUT", "/v1/models", "GET, HEAD"),
+        ("GET", "/v1/completions", "POST"),
+        ("PUT", "/v1/responses/x", "GET, HEAD, DELETE"),
+    ):
         response = httpx.request(method, server.url + path, headers=key)
         assert (response.status_code, response.headers["allow"]) == (405, allowed)
 
