@@ -252,11 +252,8 @@ class Relay:
         router = model.router(destination.strategy)
         account.deployment = model.name
         is_external = isinstance(model, ExternalModel)
-        if is_external and request.path not in COMPLETION_PATHS:
-            tried = () if before is None else before.tried
-            return _Unanswered(_OtherApiError(request.path) if before is None else before.failure, tried)
-        if request.kept_by is not None and model.keeper(request.kept_by) is None:
-            return _Unanswered(_NotKeptError(), ())
+        if (unasked := _unasked(model, request, before)) is not None:
+            return unasked
         original = request
         resumption = Resumption() if request.is_resumable and not is_external else None
         avoided = () if before is None else before.tried
@@ -293,8 +290,7 @@ class Relay:
                     if (resume := resumption.resume) is not None:
                         request = replace(original, body=with_fields(original.body, resume=resume))
         if account.has_begun and failure is not None:
-            account.breaks(failure.reason, str(failure))
-            await exchange.error(_error_of(failure))
+            await _break_off(exchange, failure, account)
             return None
         last = before.failure if failure is None and before is not None else failure
         return _Unanswered(last, (*avoided, *plan.tried))
@@ -394,6 +390,22 @@ class Relay:
             raise refusal
         account.breaks(failure.reason, str(failure))
         raise _error_of(failure)
+
+
+def _unasked(model: Model, request: UpstreamRequest, before: _Unanswered | None) -> _Unanswered | None:
+    """Why no replica of a model can be asked; None where one can."""
+    if isinstance(model, ExternalModel) and request.path not in COMPLETION_PATHS:
+        return _Unanswered(_OtherApiError(request.path), ()) if before is None else before
+    if request.kept_by is not None and model.keeper(request.kept_by) is None:
+        return _Unanswered(_NotKeptError(), ())
+    return None
+
+
+async def _break_off(exchange: HttpExchange, failure: AttemptError, account: Account) -> None:
+    """End a stream that has begun with an error event."""
+    account.breaks(failure.reason, str(failure))
+    exchange.num_events = account.num_events
+    await exchange.error(_error_of(failure))
 
 
 def _goes_on(response: aiohttp.ClientResponse) -> bool:
@@ -575,9 +587,7 @@ async def _stream(
             return
         if isinstance(filtered, Resumption):
             raise
-        account.breaks(error.reason, str(error))
-        exchange.num_events = account.num_events
-        await exchange.error(_error_of(error))
+        await _break_off(exchange, error, account)
         return
     if recording is not None and events is not None:
         recording.add(rest)
