@@ -12,7 +12,7 @@ from quire_gateway.client_limits import Reservation
 from quire_gateway.llm_route import Prices
 from quire_gateway.log import AccessLog
 from quire_gateway.metrics import Metrics
-from quire_gateway.openai.calls import COMPLETION_PATHS
+from quire_gateway.openai import calls
 from quire_gateway.response_cache import Recording
 from quire_gateway.rollout import Arm
 from quire_gateway.tracing import Attributes, RequestSpan
@@ -52,7 +52,7 @@ class Account:
         self.held_seconds = 0.0  # for a model that is started
         self.replicas: list[str] = []  # the pods that were asked, in their order
         self._path = path
-        self._find_usage = usage.find if path in COMPLETION_PATHS else usage.find_last
+        self._find_usage = usage.find_last if path in calls.INPUT_OUTPUT_PATHS else usage.find
         self._request_id = request_id
         self._metrics = metrics
         self._log = log

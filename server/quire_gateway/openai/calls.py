@@ -27,6 +27,8 @@ _POOLED = {
 PATHS = (CHAT, COMPLETIONS, MESSAGES, COUNT_TOKENS, RESPONSES, *_POOLED)
 #: Those of OpenAI's completions: external backends have them, and replicas can go on with their streams.
 COMPLETION_PATHS = (CHAT, COMPLETIONS)
+#: Those whose usage has input and output tokens instead of a prompt's and a completion's.
+INPUT_OUTPUT_PATHS = (MESSAGES, COUNT_TOKENS, RESPONSES)
 _LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 _KEPT = re.compile(r"resp_([0-9a-f]{12})_[0-9a-f]+")
 _BYTES_PER_TOKEN = 4  # of English text, about
