@@ -24,6 +24,7 @@ _SETTINGS = Settings(engine_image="any")
 # Fields that cannot be removed alone, since another field requires them.
 _NEEDED = {
     "api_keys_dir": "security.apiKeysSecretRef",
+    "max_adapters": "engine.maxAdapters",
     "kv_offload_host_bytes": "engine.kvCache.hostOffload",
     "log_requests": "observability.requestLogging.mode",
     "speculative_method": "engine.speculation.method",
@@ -34,6 +35,9 @@ _NEEDED = {
 
 # Flags that only pods of a role have, and that fields of their own set.
 _ROLES = frozenset({"kv_lease_seconds", "kv_staging_bytes", "kv_transport", "local_prefill_below_tokens"})
+
+# Flags of what the other examples cannot have.
+_ADAPTERS = frozenset({"adapters_dir", "max_adapter_rank", "max_adapters"})
 
 HEAD = """# Server flags
 
@@ -74,6 +78,7 @@ def _fields() -> dict[str, str]:
     """Flag -> the field that sets it: the one whose removal changes this flag and the fewest others."""
     roles, _, on_gpus, _ = specs.DISAGGREGATED
     apart = _only(_ROLES, _fields_of(on_gpus) | _fields_of(roles, _of_prefill_pods) | _fields_of(roles))
+    apart |= _only(_ADAPTERS, _fields_of(specs.SHARING))
     examples = (specs.EMBEDDING, specs.GROUPED, specs.SHARDED, specs.FULL)
     return apart | {flag: path for body in examples for flag, path in _fields_of(body).items()} | _NEEDED
 

@@ -1,5 +1,5 @@
-"""Accepted and refused objects for the rules of kvCache, weightOffload and speculation in `engine`. Part of
-`cases`.
+"""Accepted and refused objects for the rules of kvCache, weightOffload, speculation and adapters in
+`engine`. Part of `cases`.
 """
 
 from __future__ import annotations
@@ -31,8 +31,42 @@ def _drafts(**fields: str | int) -> Body:
 _HUGE = "9" * 18 + "Ti"
 _NO_SIZES = ("0", 0, -1, "1e3", "1 Gi", "lots", "")
 
+
 # By rule: the arguments of `cases.Cases`.
+def _adapters(**fields: str | int) -> Body:
+    return minimal(engine=fields)
+
+
 KV_CASES: dict[str, dict[str, Any]] = {
+    "spec#31": {
+        "field": "spec.engine",
+        "accepted": (
+            minimal(engine={"maxAdapters": 4}, parallelism={"tensor": 1}),
+            minimal(parallelism={"tensor": 2}, resources={"cpu": "2"}),
+        ),
+        "refused": (
+            minimal(engine={"maxAdapters": 4}, parallelism={"tensor": 2}, resources={"cpu": "2"}),
+            minimal(engine={"maxAdapters": 4}, parallelism={"pipeline": 2}, resources={"cpu": "2"}),
+            minimal(engine={"maxAdapters": 4}, disaggregation={"prefill": {}}),
+            minimal(
+                engine={"maxAdapters": 4, "weightOffload": "1Gi"}, resources={"memory": "4Gi", "gpu": {}}
+            ),
+        ),
+    },
+    "spec.engine#0": {
+        "field": "spec.engine.maxAdapters",
+        "accepted": (
+            _adapters(maxAdapters=1),
+            _adapters(maxAdapters=64, maxAdapterRank=64, adaptersPath="."),
+            _adapters(adaptersPath=""),
+        ),
+        "refused": (_adapters(maxAdapterRank=8), _adapters(adaptersPath="adapters")),
+    },
+    "spec.engine.adaptersPath#0": {
+        "field": "spec.engine.adaptersPath",
+        "accepted": (_adapters(maxAdapters=1, adaptersPath="a/..b"),),
+        "refused": tuple(_adapters(maxAdapters=1, adaptersPath=path) for path in ("/a", "..", "a/../../b")),
+    },
     "spec#0": {
         "field": "spec.engine",
         "accepted": (

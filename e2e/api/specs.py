@@ -297,7 +297,17 @@ def _repair_task(entry: Body) -> None:
         entry.pop(key, None)
     for key in ("kvCache", "speculation", "watermark", "chatTemplate", "toolCallParser", "reasoningParser"):
         engine.pop(key, None)
-    engine.pop("weightOffload", None)
+    for key in ("weightOffload", "maxAdapters", "maxAdapterRank", "adaptersPath"):
+        engine.pop(key, None)
+
+
+def _repair_adapters(engine: Body, *, is_one: bool) -> None:
+    """``is_one``: one process has the whole model."""
+    if "maxAdapters" not in engine or not is_one or "weightOffload" in engine:
+        for key in ("maxAdapters", "maxAdapterRank", "adaptersPath"):
+            engine.pop(key, None)
+    elif engine.get("adaptersPath"):
+        engine["adaptersPath"] = "adapters"
 
 
 def _repair_spec(entry: Body) -> None:
@@ -320,6 +330,7 @@ def _repair_spec(entry: Body) -> None:
             entry.get("rollout", {}).pop(key, None)
         entry.get("rollout", {}).pop("minReadySeconds", None)
         entry.get("cache", {}).pop("accessMode", None)
+    _repair_adapters(engine, is_one=ranks == 1 and "disaggregation" not in entry)
     if ranks > 1:
         entry["resources"] = {**entry["resources"], "cpu": "64"}
         engine.get("kvCache", {}).pop("diskOffload", None)

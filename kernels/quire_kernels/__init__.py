@@ -22,6 +22,7 @@ from quire_kernels.cpu.native import NATIVE
 from quire_kernels.cpu.recording import Recording, record
 from quire_kernels.cpu.shm_group import CollectiveError
 from quire_kernels.lora.add_lora import add_lora
+from quire_kernels.lora.host_lora import HostLora
 from quire_kernels.moe.group_rows import group_rows
 from quire_kernels.moe.moe import moe
 from quire_kernels.moe.row_groups import RowGroups
@@ -62,6 +63,7 @@ from quire_kernels.take_rows import take_partial_rows, take_rows
 __all__ = [
     "CollectiveError",
     "DecodeGather",
+    "HostLora",
     "Int8Weight",
     "KVCache",
     "KVScales",

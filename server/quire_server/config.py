@@ -156,6 +156,15 @@ class ServeConfig:
     )
     prompt_lookup_min: int = setting(2, integer(1, 32), "shortest n-gram that is looked up for a draft")
     prompt_lookup_max: int = setting(4, integer(1, 32), "longest n-gram that is looked up for a draft")
+    max_adapters: int = setting(
+        0, integer(0, 64), "most LoRA adapters on the device at once; more are kept on the host (0: none)"
+    )
+    max_adapter_rank: int = setting(
+        16, integer(1, 64), "highest rank of a LoRA adapter, for which each place on the device has room"
+    )
+    adapters_dir: Path | None = setting(
+        None, path, "directory of the LoRA adapters that /v1/load_lora_adapter may load"
+    )
     kv_role: str = setting(
         "none",
         one_of("none", "kv_producer", "kv_consumer"),
@@ -373,6 +382,7 @@ def _check(config: ServeConfig) -> None:
     _check_ranks(config)
     _check_kv_transfer(config)
     _check_task(config)
+    _check_adapters(config)
     tokens = config.max_num_batched_tokens
     if tokens is not None and tokens < config.max_num_seqs:
         raise ConfigError(
@@ -395,6 +405,7 @@ _OF_ANSWERS = (
     "kv_role",
     "watermark",
     "chat_template",
+    "max_adapters",
 )
 
 
@@ -432,6 +443,24 @@ def _check_ranks(config: ServeConfig) -> None:
             f"--tensor-parallel-size times --pipeline-parallel-size is {config.num_ranks}, more than "
             f"{MAX_RANKS} processes: lower one of them"
         )
+
+
+def _check_adapters(config: ServeConfig) -> None:
+    """Refuse what does not work with LoRA adapters yet."""
+    if not config.max_adapters:
+        if config.adapters_dir is not None:
+            raise ConfigError(
+                "--adapters-dir needs --max-adapters: how many adapters the device has room for"
+            )
+        return
+    for flag, is_set in (
+        ("--tensor-parallel-size", config.tensor_parallel_size > 1),
+        ("--pipeline-parallel-size", config.pipeline_parallel_size > 1),
+        ("--cpu-offload-gb", config.cpu_offload_gb > 0),
+        ("--kv-role", config.kv_role != "none"),
+    ):
+        if is_set:
+            raise ConfigError(f"{flag} does not work with --max-adapters yet: leave one of them out")
 
 
 def _check_kv_transfer(config: ServeConfig) -> None:

@@ -11,7 +11,7 @@ from quire_operator import spec
 from quire_server.api.protocol.embeddings import EmbeddingRequest, RerankRequest, ScoreRequest
 from quire_server.api.protocol.messages import parse_messages
 from quire_server.api.protocol.openai_responses import parse_responses
-from quire_server.api.protocol.requests import parse_chat, parse_completion
+from quire_server.api.protocol.requests import LoadAdapterRequest, parse_chat, parse_completion
 from quire_server.api.protocol.validation import validate
 from quire_server.model_dir.generation_config import SamplingDefaults
 
@@ -40,6 +40,9 @@ def test_the_server_accepts_every_request_on_a_page(path, body):
         return
     if path == "responses":
         parse_responses(document, 100).to_call(SamplingDefaults(), 100, lambda _: None)
+        return
+    if path == "load_lora_adapter":
+        validate(LoadAdapterRequest, document)
         return
     parsers = {"chat/completions": parse_chat, "completions": parse_completion, "messages": parse_messages}
     parsers[path](document, SamplingDefaults(), vocab_size=100)

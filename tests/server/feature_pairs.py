@@ -28,6 +28,7 @@ FEATURES = (
     "shortest job first",
     "static batching",
     "several ranks",
+    "LoRA adapters",
 )
 #: Pairs of values of one setting.
 EXCLUSIVE = (
@@ -40,6 +41,10 @@ REFUSED = (
     (
         ("tests/server/runner/test_quantization.py", "test_a_quantised_checkpoint_is_not_rounded_twice"),
         ("int8 arithmetic", "quantised checkpoint"),
+    ),
+    (
+        ("tests/server/test_config.py", "test_adapters_are_refused_where_they_do_not_work"),
+        ("LoRA adapters", "several ranks"),
     ),
 )
 
@@ -71,6 +76,12 @@ _DETECTOR = (
     "tests/server/serving/test_sampling.py",
     "test_the_detector_finds_watermarked_texts_with_their_key_and_no_others",
 )
+
+_ADAPTERS = (
+    _RUNNER + "test_adapters.py",
+    "test_adapters_survive_chunks_preemption_tiers_and_drafts",
+)
+_INT8_ADAPTERS = (_RUNNER + "test_adapters.py", "test_int8_layers_have_adapters_beside_them")
 
 _ALL_AT_ONCE = (
     _RUNNER + "test_feature_pairs.py",
@@ -146,6 +157,12 @@ WORKS: tuple[tuple[tuple[str, str], tuple[str, ...]], ...] = (
     (_REQUESTS_OF_RANKS, ("several ranks", "priorities", _DRAFT_MODEL)),
     (_FORMATS_OF_RANKS, ("several ranks", "quantised checkpoint")),
     (_INT8_OF_RANKS, ("several ranks", "int8 arithmetic")),
+    *(
+        (_ADAPTERS, ("LoRA adapters", method, "host tier", mode))
+        for method in (_NGRAM, _DRAFT_MODEL)
+        for mode in (_RECOMPUTED, _SWAPPED)
+    ),
+    (_INT8_ADAPTERS, ("LoRA adapters", "int8 arithmetic")),
 )
 
 _SCHEDULER_MACHINE = (_CORE + "test_scheduler_machine.py", "SchedulerMachine")

@@ -120,3 +120,22 @@ def test_every_node_has_ranks_of_its_own_and_all_have_the_same_common_settings()
     assert [node.local_ranks for node in nodes] == [range(3), range(3, 6)]
     assert [node.is_leader for node in nodes] == [True, False]
     assert nodes[0].common == nodes[1].common != nodes[0]
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--tensor-parallel-size", "2"),
+        ("--pipeline-parallel-size", "2"),
+        ("--cpu-offload-gb", "1"),
+        ("--kv-role", "kv_producer"),
+    ],
+)
+def test_adapters_are_refused_where_they_do_not_work(flags):
+    with pytest.raises(ConfigError, match=rf"{flags[0]} does not work with --max-adapters yet"):
+        parse_args(["m", "--max-adapters", "2", *flags], {})
+
+
+def test_a_directory_of_adapters_needs_places_for_them():
+    with pytest.raises(ConfigError, match="--adapters-dir needs --max-adapters"):
+        parse_args(["m", "--adapters-dir", "/adapters"], {})

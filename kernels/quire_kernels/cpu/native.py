@@ -31,6 +31,7 @@ _KERNELS = {
         "heads kv_heads head_size block_size table_width window dtype",
         "scale",
     ),
+    "add_lora": arguments("x a b used of ends y shrunk", "in out parts rank dtype"),
     "largest": arguments("x pairs", "width stride first dtype"),
     "largest_pair": arguments("x y", "pairs"),
 }
@@ -83,6 +84,49 @@ class Native:
     def supports_largest(self, x: Tensor) -> bool:
         """Whether ``largest`` supports these rows, which may be parts of longer ones."""
         return x.dtype in _DTYPES and x.device.type == "cpu" and x.dim() == 2 and x.stride(1) == 1
+
+    def supports_lora(self, a: Tensor, ends: Tensor) -> bool:
+        """Whether ``add_lora`` supports these factors [slots, parts * rank, in] and ends of parts."""
+        return a.dtype in _DTYPES and a.shape[-1] % 16 == 0 and bool((ends % 16 == 0).all())
+
+    def supports_lora_rows(self, x: Tensor, y: Tensor, a: Tensor) -> bool:
+        """Whether ``add_lora`` supports these rows with these factors."""
+        return x.dtype == y.dtype == a.dtype and x.is_contiguous() and y.is_contiguous()
+
+    def add_lora(
+        self,
+        y: Tensor,
+        x: Tensor,
+        a: Tensor,
+        b: Tensor,
+        used: Tensor,
+        of: Tensor,
+        ends: Tensor,
+        parts: int,
+        rank: int,
+    ) -> None:
+        """As ``HostLora.add``."""
+        rows, in_size = x.shape
+        out_size = y.shape[1]
+        shrunk = self._empty((rows, parts * rank), torch.float32)
+        self._call(
+            "add_lora",
+            rows,
+            rows * parts * rank * in_size > _SMALL_LINEAR,
+            x.data_ptr(),
+            a.data_ptr(),
+            b.data_ptr(),
+            used.data_ptr(),
+            of.data_ptr(),
+            ends.data_ptr(),
+            y.data_ptr(),
+            shrunk.data_ptr(),
+            in_size,
+            out_size,
+            parts,
+            rank,
+            _DTYPES[x.dtype],
+        )
 
     def int8_linear(self, x: Tensor, packed: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
         """x [T, in] -> [T, out]; ``packed`` [out / 16, in / 4, 16, 4], scales and bias float32 [out]."""

@@ -1,6 +1,6 @@
-"""LoRA (arXiv:2106.09685): adds each token's low-rank update to a linear layer's result.
+"""LoRA (arXiv:2106.09685): adds each token's low-rank update to a linear layer's result, on a GPU.
 
-Not used yet: the server cannot load adapters.
+On a CPU it is `host_lora`, where adapters of several ranks take no more memory than they use.
 """
 
 import torch

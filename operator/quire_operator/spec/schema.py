@@ -458,6 +458,9 @@ class Engine:
     tool_call_parser: str = choice("Auto", "Hermes", "Llama", "Mistral", "Pythonic", "Gemma", "None")
     reasoning_parser: str = choice("Auto", "Think", "None")
     pooling: str = choice("Auto", "CLS", "Mean", "Last")
+    max_adapters: int | None = optional_number(1, 64)
+    max_adapter_rank: int | None = optional_number(1, 64)
+    adapters_path: str = text(PRINTABLE, 512)
     chat_template: ChatTemplate | None = None
     watermark: Watermark = Watermark()
     speculation: Speculation = Speculation()

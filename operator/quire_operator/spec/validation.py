@@ -86,6 +86,7 @@ def check_spec(spec: Spec) -> None:
     if spec.cache is not None:
         _check_env("spec.cache.download.env", spec.cache.download.env)
     _check_speculation(spec.engine.speculation)
+    _check_adapters(spec)
     _check_chat_template(spec.engine.chat_template)
     _check_extra_args(spec.engine.extra_args)
     _check_env("spec.engine.env", spec.engine.env, names.ENV_FAULT)
@@ -183,6 +184,24 @@ def _check_speculation(speculation: Speculation) -> None:
     if (speculation.method == "DraftModel") != bool(path):
         raise SpecError(field, "method DraftModel and draftModelPath need each other: set both, or neither")
     _check_path(field, path)
+
+
+def _check_adapters(spec: Spec) -> None:
+    engine, sizes = spec.engine, spec.parallelism
+    if engine.max_adapters is None:
+        if engine.max_adapter_rank is not None or engine.adapters_path:
+            raise SpecError(
+                "spec.engine.maxAdapters",
+                "without it there are no adapters: set it, or drop maxAdapterRank and adaptersPath",
+            )
+        return
+    _check_path("spec.engine.adaptersPath", engine.adapters_path)
+    if spec.disaggregation is not None or engine.weight_offload or sizes.tensor * sizes.pipeline > 1:
+        raise SpecError(
+            "spec.engine.maxAdapters",
+            "adapters work in one process that has the whole model: drop maxAdapters, or disaggregation, "
+            "engine.weightOffload and the sizes of parallelism",
+        )
 
 
 def _check_extra_args(arguments: Iterable[str]) -> None:
@@ -588,6 +607,7 @@ def _check_task(spec: Spec) -> None:
         ("toolCallParser", engine.tool_call_parser != "Auto"),
         ("reasoningParser", engine.reasoning_parser != "Auto"),
         ("weightOffload", bool(engine.weight_offload)),
+        ("maxAdapters", engine.max_adapters is not None),
     ):
         if is_set:
             raise SpecError(

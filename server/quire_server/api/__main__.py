@@ -176,6 +176,7 @@ def build_context(settings: ServeConfig, run_dir: Path) -> ServerContext:
         with_priorities=settings.scheduling_policy == Policy.PRIORITY,
         request_timeout=settings.request_timeout_seconds or math.inf,
         watermark=WatermarkMode(settings.watermark),
+        adapters_dir=settings.adapters_dir,
         long_texts=LongTexts(settings.model),
     )
 

@@ -33,7 +33,7 @@ class _Application(FastAPI):
         context: ServerContext = self.state.context
         vocab_size = context.engine.info.vocab_size if context.engine.connected else None
         return openapi.document(
-            context.served_names, vocab_size, context.tokenizer.vocab_size, context.defaults, context.task
+            context.model_names, vocab_size, context.tokenizer.vocab_size, context.defaults, context.task
         )
 
 

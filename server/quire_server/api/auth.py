@@ -27,7 +27,7 @@ from quire_server.core.policy import CLASSES, MAX_PRIORITY, MIN_PRIORITY
 logger = logging.getLogger(__name__)
 
 PUBLIC_PATHS = frozenset({"/health", "/metrics"})
-ADMIN_PATHS = frozenset({"/reset_prefix_cache"})
+ADMIN_PATHS = frozenset({"/reset_prefix_cache", "/v1/load_lora_adapter", "/v1/unload_lora_adapter"})
 PRINCIPAL = "quire.principal"  # in the scope of a request, once its key was checked
 _REREAD_SECONDS = 2.0
 _MAX_ENTRY_BYTES = 4096

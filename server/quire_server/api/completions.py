@@ -39,6 +39,7 @@ from quire_server.api.response_formatter import (
     StreamedResponse,
 )
 from quire_server.core.request import Request
+from quire_server.core.sampling_params import Grammar
 from quire_server.engine.client import DeadlineExceededError
 from quire_server.model_dir.generation_config import SamplingDefaults
 
@@ -241,21 +242,7 @@ async def _generate(
     """Run the answers to the prompts and send them by what ``respond`` makes of their prompts' lengths."""
     server, reservation = request.server, request.reservation
     grammar = await server.compile(generation.form, request.principal)
-    requests = engine_requests(
-        request.response_id,
-        request.arrived_at,
-        generation,
-        prompts,
-        tokenizer=server.tokenizer,
-        info=server.engine.info,
-        default_max_tokens=server.defaults.max_tokens,
-        grammar=grammar,
-        watermark=server.watermarks(generation.watermark),
-        principal=request.principal,
-        priority=request.priority,
-        external_id=request.exchange.request_id,
-        prompt_field=prompt_field,
-    )
+    requests = _engine_requests(request, generation, prompts, grammar, prompt_field)
     server.metrics.asked(generation.n, requests[0].sampling.max_tokens)
     answers = [AnswerLimits(len(one.prompt_token_ids), one.sampling.max_tokens) for one in requests]
     reservation.set_answers(answers, server.engine.stats)
@@ -274,6 +261,36 @@ async def _generate(
             await _deliver(request, halve(requests), respond(lengths))
     except DeadlineExceededError as error:
         raise overloaded("deadline_exceeded", str(error), reservation.retry_after()) from None
+
+
+def _engine_requests(
+    request: RequestContext,
+    generation: Generation,
+    prompts: Sequence[Prompt],
+    grammar: Grammar | None,
+    prompt_field: str,
+) -> list[Request]:
+    """The engine's requests, to the LoRA adapter that the request names as its model, if it names one."""
+    server = request.server
+    requests = engine_requests(
+        request.response_id,
+        request.arrived_at,
+        generation,
+        prompts,
+        tokenizer=server.tokenizer,
+        info=server.engine.info,
+        default_max_tokens=server.defaults.max_tokens,
+        grammar=grammar,
+        watermark=server.watermarks(generation.watermark),
+        principal=request.principal,
+        priority=request.priority,
+        external_id=request.exchange.request_id,
+        prompt_field=prompt_field,
+    )
+    if not (adapter := server.adapter_of(generation.model)):
+        return requests
+    server.metrics.adapter_requests[adapter] += 1
+    return [replace(one, adapter=adapter) for one in requests]
 
 
 async def _deliver(request: RequestContext, requests: Sequence[Request], response: Response) -> None:

@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TypeVar
 
 from quire_http.body_memory import BodyMemory
@@ -107,6 +108,7 @@ class ServerContext:
     with_priorities: bool = False
     with_docs: bool = True
     request_timeout: float = math.inf
+    adapters_dir: Path | None = None  # of the adapters that may be loaded; None: none may be
     watermark: WatermarkMode = WatermarkMode.OFF
     task: str = "generate"  # or embed
     tool_form: str | None = None  # how the model writes calls; None where no tools are taken
@@ -124,12 +126,26 @@ class ServerContext:
     _body_thread: FairExecutor = field(default_factory=lambda: FairExecutor("body"))
     _grammar_thread: FairExecutor = field(default_factory=lambda: FairExecutor("grammar"))
 
+    @property
+    def adapter_names(self) -> tuple[str, ...]:
+        """The LoRA adapters that requests may name as their model."""
+        return tuple(state.name for state in self.engine.adapters.values() if state.is_ready)
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """All names that requests may ask for."""
+        return (*self.served_names, *self.adapter_names)
+
+    def adapter_of(self, name: str) -> str:
+        """The adapter of a request for this model; empty for the model itself."""
+        return name if name in self.adapter_names and name not in self.served_names else ""
+
     def check_model(self, name: str, principal: Principal | None = None) -> None:
         """Raises a 404 that names the models there are. A gateway may have a name of its own for one."""
-        if name not in self.served_names and (principal is None or not name or name != principal.model):
+        if name not in self.model_names and (principal is None or not name or name != principal.model):
             raise ApiError(
                 404,
-                f"The model {name!r} is not served here; there is {', '.join(self.served_names)}.",
+                f"The model {name!r} is not served here; there is {', '.join(self.model_names)}.",
                 param="model",
                 code="model_not_found",
             )

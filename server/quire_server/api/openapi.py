@@ -46,7 +46,7 @@ def document(
         schema = schemas[request.__name__]
         for choice in schema.get("anyOf", [schema]):
             properties = choice["properties"]
-            if models:
+            if models and "model" in properties:
                 nulls = [] if "model" in choice["required"] else [None]
                 about = properties["model"]["description"]
                 properties["model"] = {"enum": [*models, *nulls], "description": about}

@@ -21,7 +21,7 @@ from starlette.routing import Match
 from quire_http.errors import ApiError, bad_field
 from quire_http.exchange import HttpExchange
 from quire_server import __version__
-from quire_server.api import completions, messages, openai_responses
+from quire_server.api import adapters, completions, messages, openai_responses
 from quire_server.api.context import ServerContext
 from quire_server.api.exchange_response import ExchangeResponse
 from quire_server.api.health import health
@@ -32,7 +32,9 @@ from quire_server.api.protocol.requests import (
     ChatCompletionRequest,
     CompletionRequest,
     DetokenizeRequest,
+    LoadAdapterRequest,
     TokenizeRequest,
+    UnloadAdapterRequest,
 )
 from quire_server.api.protocol.validation import validate
 
@@ -56,6 +58,8 @@ REQUESTS: tuple[type[BaseModel], ...] = (
     MessagesRequest,
     CountTokensRequest,
     ResponsesRequest,
+    LoadAdapterRequest,
+    UnloadAdapterRequest,
     *COMMON_REQUESTS,
 )
 COMMON_RESPONSES: tuple[type[BaseModel], ...] = (
@@ -352,6 +356,30 @@ async def reset_prefix_cache(request: Request) -> Response:
     return ExchangeResponse(_reset_prefix_cache)
 
 
+@router.post(
+    "/v1/load_lora_adapter",
+    operation_id="loadAdapter",
+    summary="Load a LoRA adapter; needs an admin's key.",
+    responses=answers(responses.Empty, *POSTING, 403),
+    openapi_extra=body(LoadAdapterRequest),
+)
+async def load_adapter(request: Request) -> Response:
+    """From --adapters-dir; its name is a model's afterwards."""
+    return ExchangeResponse(adapters.load)
+
+
+@router.post(
+    "/v1/unload_lora_adapter",
+    operation_id="unloadAdapter",
+    summary="Drop a LoRA adapter; needs an admin's key.",
+    responses=answers(responses.Empty, *POSTING, 403),
+    openapi_extra=body(UnloadAdapterRequest),
+)
+async def unload_adapter(request: Request) -> Response:
+    """Its requests finish; new ones get a 404."""
+    return ExchangeResponse(adapters.unload)
+
+
 @router.get(
     "/health",
     operation_id="health",
@@ -508,6 +536,11 @@ async def _models(context: ServerContext, exchange: HttpExchange) -> None:
         name: responses.Model(id=name, created=context.created, max_model_len=max_model_len)
         for name in context.served_names
     }
+    for name in context.adapter_names:
+        root = context.served_names[0]
+        cards[name] = responses.Model(
+            id=name, created=context.created, max_model_len=max_model_len, parent=root
+        )
     wanted = exchange.scope["path"].removeprefix("/v1/models").strip("/")
     if not wanted:
         await exchange.json(responses.Models(data=list(cards.values())).model_dump())

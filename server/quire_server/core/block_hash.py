@@ -21,6 +21,13 @@ class Content(NamedTuple):
     salt: str
 
 
+def adapted_salt(salt: str, adapter: str) -> str:
+    """The salt of blocks that an adapter with this key (of its name and its content) computes: no others have
+    it. No client's salt begins with this character: its scope comes first, or a NUL.
+    """
+    return f"\1{adapter}\0{salt}" if adapter else salt
+
+
 class BlockHashChain:
     """Digests of a sequence's full blocks, each over its prefix. Computed once, however often admission is
     tried.

@@ -73,6 +73,7 @@ class SchedulerConfig:
     policy: Policy = Policy.FCFS
     batching: Batching = Batching.CONTINUOUS
     speculation: SpeculationConfig | None = None
+    num_adapter_slots: int = 0  # LoRA adapters that are on the device at once
     pipeline_size: int = 1  # stages that compute the model one after the other
 
     @property

@@ -40,6 +40,7 @@ class Request:
     ``client``: whose request it is; its pinned blocks are counted. Empty without API keys.
     ``external_id``: the HTTP request's `x-request-id`, for log lines. Clients choose it, so several requests
     may have the same one.
+    ``adapter``: the name of the LoRA adapter that computes it; empty: the model itself.
     ``output_token_ids``: what another server has generated of the answer; it goes on after these tokens, and
     events do not repeat them.
     ``pooling``: for a model that embeds texts and generates none.
@@ -56,3 +57,4 @@ class Request:
     external_id: str = ""
     output_token_ids: tuple[int, ...] = ()
     pooling: PoolingParams | None = None
+    adapter: str = ""

@@ -12,13 +12,18 @@ from bisect import insort
 from collections.abc import Collection
 
 from quire_server.core import policy
-from quire_server.core.block_hash import BlockHashChain
+from quire_server.core.adapter_slots import AdapterSlots
+from quire_server.core.block_hash import BlockHashChain, adapted_salt
 from quire_server.core.config import SchedulerConfig
 from quire_server.core.kv_cache_manager import KVCacheManager, PrefixMatch
 from quire_server.core.policy import OutputLengthEstimator
 from quire_server.core.request import Request
 from quire_server.core.sequence import Sequence, Status
 from quire_server.core.step import StartedRow
+
+#: How much later than a request that waits for a slot one may arrive and still go before it, because its own
+#: adapter is on the device.
+_ADAPTER_PATIENCE_SECONDS = 1.0
 
 
 class WaitingQueue:
@@ -103,6 +108,8 @@ class RequestQueue:
         self.sequences: dict[str, Sequence] = {}
         self.waiting = WaitingQueue()
         self.running = RunningQueue(config.max_num_seqs)
+        self.adapters = AdapterSlots(config.num_adapter_slots)
+        self._parked: dict[str, Sequence] = {}  # waiting for a slot of their adapter, not in ``waiting``
         self.is_blocked = False  # the first waiting sequence did not fit, and nothing was freed since
         self.preemptions = 0
         self.waiting_blocks = 0  # KV blocks that waiting sequences are expected to need
@@ -112,12 +119,38 @@ class RequestQueue:
         self._output_lengths = OutputLengthEstimator()
         self._num_arrivals = 0
 
-    def add(self, request: Request) -> None:
-        """Queue a request that fits into the limits."""
+    def add(self, request: Request, adapter: int = 0, adapter_key: str = "") -> None:
+        """Queue a request that fits into the limits. ``adapter_key``: of the adapter's name and content."""
         self._num_arrivals += 1
-        self.sequences[request.request_id] = sequence = self._sequence(request)
+        self.sequences[request.request_id] = sequence = self._sequence(request, adapter, adapter_key)
+        self.adapters.add_user(adapter)
         self.is_blocked = False
         self._push(sequence)
+
+    def park(self, sequence: Sequence) -> bool:
+        """Take the first waiting sequence out of the queue until a slot for its adapter is free, if there is
+        none now. One whose adapter runs waits, too, behind one that has waited for a slot for longer: else
+        that one might wait for ever.
+        """
+        adapter = sequence.adapter
+        if not adapter or (
+            self.adapters.has_room(adapter)
+            and not (self.adapters.is_running(adapter) and self._is_behind_parked(sequence))
+        ):
+            return False
+        self.waiting.pop()
+        self._parked[sequence.request.request_id] = sequence
+        return True
+
+    def _is_behind_parked(self, sequence: Sequence) -> bool:
+        first = next(iter(self._parked.values()), None)
+        latest = sequence.request.arrival - _ADAPTER_PATIENCE_SECONDS
+        return first is not None and first.request.arrival < latest
+
+    def _unpark(self) -> None:
+        parked, self._parked = self._parked, {}
+        for sequence in parked.values():
+            self.waiting.push(sequence)
 
     def start(self, sequence: Sequence, match: PrefixMatch) -> StartedRow:
         """Move the first waiting sequence to the running queue, with a row and its KV blocks."""
@@ -136,6 +169,7 @@ class RequestQueue:
             sampling=sequence.request.sampling,
             seed=sequence.seed,
             pooling=sequence.request.pooling,
+            adapter_slot=self.adapters.acquire(sequence.adapter),
         )
 
     def preempt(self, sequence: Sequence) -> None:
@@ -168,9 +202,11 @@ class RequestQueue:
             self._leave_row(sequence)
         sequence.transition(Status.FINISHED)
         if was_waiting:
-            self.waiting.note_finished()
+            if self._parked.pop(sequence.request.request_id, None) is None:
+                self.waiting.note_finished()
             self.waiting_blocks -= self._expected_blocks(sequence)
         self.is_blocked = False  # a sequence behind it may fit
+        self.adapters.remove_user(sequence.adapter)
         del self.sequences[sequence.request.request_id]
 
     @property
@@ -193,7 +229,7 @@ class RequestQueue:
         length = len(sequence.tokens) - num_prompt_tokens
         self._output_lengths.learn(num_prompt_tokens, sequence.request.sampling.max_tokens, length)
 
-    def _sequence(self, request: Request) -> Sequence:
+    def _sequence(self, request: Request, adapter: int, adapter_key: str) -> Sequence:
         """The sequence of a new request: its place in the order, its seed, its limits."""
         sampling, prompt = request.sampling, request.prompt_token_ids
         expected = max(
@@ -211,7 +247,8 @@ class RequestQueue:
             min_total=len(prompt) + (sampling.min_tokens if sampling.grammar is None else 0),
             expected_total=self._expected_total(request),
             tokens=[*prompt, *request.output_token_ids],
-            block_hashes=BlockHashChain(request.cache_salt),
+            block_hashes=BlockHashChain(adapted_salt(request.cache_salt, adapter_key)),
+            adapter=adapter,
             num_prompt_logprobs=0 if sampling.prompt_logprobs is None else len(prompt) - 1,
         )
 
@@ -248,6 +285,8 @@ class RequestQueue:
     def _leave_row(self, sequence: Sequence) -> None:
         self.running.remove(sequence)
         self.is_blocked = False
+        if self.adapters.release(sequence.adapter):
+            self._unpark()
 
 
 def _order(sequence: Sequence) -> tuple[float, int]:

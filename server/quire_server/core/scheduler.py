@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from quire_server.core import pipeline, preemption
+from quire_server.core.adapter_slots import AdapterSlots
 from quire_server.core.config import Batching, SchedulerConfig, rejection_reason, too_long_reason
 from quire_server.core.kv_cache_manager import KVCacheManager, PrefixBlocks
 from quire_server.core.pipeline import SlotLoad
@@ -166,20 +167,29 @@ class Scheduler:
 
     # ---------------------------------------------------------------- requests
 
-    def add(self, request: Request, *, is_exclusive: bool = False, num_fetched_tokens: int = 0) -> None:
+    def add(
+        self,
+        request: Request,
+        *,
+        is_exclusive: bool = False,
+        num_fetched_tokens: int = 0,
+        adapter: int = 0,
+        adapter_key: str = "",
+    ) -> None:
         """Queue a request. One that can never fit gets an error event from the next commit.
 
         ``is_exclusive``: it shares no step with others, which keep their rows and wait: for the canary, whose
         logits the other rows of a batch could change in the last bits. There is one such request at a time,
         and its priority has to be the highest. ``num_fetched_tokens``: of its prompt, computed by another
-        server; they do not count as cached.
+        server; they do not count as cached. ``adapter``: the number of the LoRA adapter that computes it,
+        ``adapter_key`` what separates its KV blocks from those of others.
         """
         if request.request_id in self._queue.sequences:
             raise ValueError(f"request id {request.request_id!r} is in use")
         if reason := rejection_reason(request, self.config):
             self._failures.append(failure_event(request.request_id, reason))
             return
-        self._queue.add(request)
+        self._queue.add(request, adapter, adapter_key)
         sequence = self._queue.sequences[request.request_id]
         sequence.num_fetched_tokens = num_fetched_tokens
         if is_exclusive:
@@ -199,6 +209,11 @@ class Scheduler:
         if (sequence := self._queue.sequences.get(request_id)) is not None:
             self._queue.learn_output_length(sequence)
         self.abort(request_id)
+
+    @property
+    def adapters(self) -> AdapterSlots:
+        """Which adapters are on the device."""
+        return self._queue.adapters
 
     # ---------------------------------------------------------------- transfers
 
@@ -403,7 +418,7 @@ class Scheduler:
         budget = self._schedule_prompts(plan, prompts, admits=admits)
         if self._speculator is not None:
             plan.drafts = self._speculator.draft(plan.decodes, budget, self.kv, plan.new_blocks)
-        num_continuing = len(plan.decodes)
+        queue, num_continuing = self._queue, len(plan.decodes)
         plan.decodes += plan.new_decodes
         sequences = plan.in_order()
         if not (sequences or may_be_empty):
@@ -411,7 +426,8 @@ class Scheduler:
         self._num_steps += 1
         if self._speculator is not None:
             self._speculator.begin_step(len(sequences), len(plan.drafts), has_prompts=bool(plan.chunks))
-        step = _build_step(self._num_steps, plan, sequences, self.kv.take_copies())
+        loads = queue.adapters.take_loads()
+        step = _build_step(self._num_steps, plan, sequences, self.kv.take_copies(), loads)
         self._in_flight.append(InFlightStep(step, sequences, num_continuing, plan.slot))
         self._slot = plan.slot
         return step
@@ -449,6 +465,8 @@ class Scheduler:
                 break
             if before is not None and not self._goes_before(sequence, before):
                 break
+            if queue.park(sequence):
+                continue
             if sequence is self._exclusive and (plan.decodes or plan.new_decodes or plan.chunks):
                 break
             if plan.low_priority_budget == 0 and sequence.order[0] > plan.low_priority_from:
@@ -624,7 +642,13 @@ class Scheduler:
             in_flight.has_finished_rows = True
 
 
-def _build_step(step_id: int, plan: StepPlan, in_order: list[Sequence], copies: Copies | None) -> Step:
+def _build_step(
+    step_id: int,
+    plan: StepPlan,
+    in_order: list[Sequence],
+    copies: Copies | None,
+    adapter_loads: tuple[tuple[int, int], ...],
+) -> Step:
     """The step of a plan: decodes first, then rows with drafts, then prefill chunks."""
     ones, chunks = (1,) * len(plan.decodes), plan.chunks
     drafted = tuple([1 + draft.num_tokens for draft in plan.drafts])
@@ -641,6 +665,7 @@ def _build_step(step_id: int, plan: StepPlan, in_order: list[Sequence], copies: 
             [(draft.sequence.row, draft.num_tokens) for draft in plan.drafts if not draft.tokens]
         ),
         copies=copies,
+        adapter_loads=adapter_loads,
     )
 
 

@@ -64,6 +64,7 @@ class Sequence:
     swap_slots: list[int] = field(default_factory=list)  # host slots with its blocks while it is swapped out
     num_swapped_tokens: int = 0
     has_waited_for_disk: bool = False  # for a prefix on the disk: once is enough
+    adapter: int = 0  # its number in ``adapter_slots``; 0: none
     draft_state: DraftState | None = None  # from its first draft on
 
     def transition(self, status: Status) -> None:

@@ -78,6 +78,15 @@ class TransferStats(NamedTuple):
     computing: int = 0  # prefixes that are computed here for other servers
 
 
+class AdapterStats(NamedTuple):
+    """LoRA adapters: gauges, and a counter since the start."""
+
+    loaded: int = 0  # on the host
+    resident: int = 0  # on the device
+    failed: int = 0  # names whose last load failed
+    slot_loads: int = 0  # copies to the device
+
+
 class SchedulerStats(NamedTuple):
     """The scheduler: counters since the start."""
 
@@ -101,3 +110,4 @@ class EngineStats(NamedTuple):
     growth_blocks: int = 0  # KV blocks that running requests are expected to need beside those they hold
     waiting_blocks: int = 0  # KV blocks that waiting and deferred requests are expected to need
     transfers: TransferStats = TransferStats()
+    adapters: AdapterStats = AdapterStats()

@@ -28,6 +28,7 @@ class StartedRow:
     sampling: SamplingParams
     seed: int
     pooling: PoolingParams | None = None
+    adapter_slot: int = -1  # of the adapter that computes it; -1: none
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,7 @@ class Step:
     drafts: tuple[tuple[int, tuple[int, ...]], ...] = ()  # (row, tokens)
     draft_requests: tuple[tuple[int, int], ...] = ()  # (row, number of tokens)
     copies: Copies | None = None
+    adapter_loads: tuple[tuple[int, int], ...] = ()  # (slot, number of the adapter to copy there before)
 
     @property
     def total_tokens(self) -> int:
@@ -125,6 +127,8 @@ NOTHING_ALLOWED = (
     "(allowed_token_ids, bad_words, min_tokens, its grammar): allow more, or ban less."
 )
 GRAMMAR_TOO_COMPLEX = "The grammar is too complex at this point of the answer: send a simpler one."
+#: The adapter was dropped between the API process and the engine.
+ADAPTER_GONE = "The adapter that the request names as its model is not loaded any more."
 UNSATISFIABLE = frozenset({NOTHING_ALLOWED, GRAMMAR_TOO_COMPLEX})
 
 

@@ -70,6 +70,9 @@ def _serve(settings: ServeConfig, run_dir: Path, heartbeat: HeartbeatWriter, fau
         faults=faults,
         proof=_proof(settings),
         golden=GoldenTokens(settings.canary_golden_path, fingerprint),
+        report_adapters=lambda states: engine_report.write_adapters(
+            run_dir, [state._asdict() for state in states]
+        ),
         connector=kv_roles.connector(settings, scheduler, runner, faults),
     )
     _run(engine, settings, run_dir, info, fingerprint)

@@ -11,21 +11,25 @@ import asyncio
 import contextlib
 import logging
 import math
+import secrets
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from quire_server.core.request import Request
 from quire_server.core.stats import EngineStats
-from quire_server.core.step import OUT_OF_MEMORY, UNSATISFIABLE, TokenEvent
+from quire_server.core.step import ADAPTER_GONE, OUT_OF_MEMORY, UNSATISFIABLE, TokenEvent
 from quire_server.engine.codec import CodecError
 from quire_server.engine.messages import (
     MAX_FRAME_BYTES,
+    AdapterState,
+    AdapterStates,
     EngineInfo,
     EngineInputs,
     EngineOutputs,
     FrameReader,
+    LoadAdapter,
     Message,
     to_frame,
 )
@@ -53,6 +57,10 @@ class DeadlineExceededError(QuireServerError):
 
 class RequestLostError(QuireServerError):
     """The engine ended this request with an error."""
+
+
+class AdapterGoneError(RequestLostError):
+    """The adapter of this request was dropped before the engine had it."""
 
 
 class StepOutOfMemoryError(RequestLostError):
@@ -135,6 +143,8 @@ def _failure(event: TokenEvent) -> RequestLostError:
     assert event.error is not None
     if event.error == OUT_OF_MEMORY:
         return StepOutOfMemoryError(event.error)
+    if event.error == ADAPTER_GONE:
+        return AdapterGoneError(event.error)
     if event.error in UNSATISFIABLE:
         return RequestImpossibleError(event.error)
     return RequestLostError(event.error)
@@ -160,7 +170,9 @@ class EngineClient:
         self._num_received = 0
         self._writer: asyncio.StreamWriter | None = None
         self._info: EngineInfo | None = None
+        self._changed = asyncio.Event()  # of ``adapters``; replaced when it is set
         self.stats = EngineStats()
+        self.adapters: Mapping[str, AdapterState] = {}  # by name
 
     @property
     def info(self) -> EngineInfo:
@@ -222,9 +234,36 @@ class EngineClient:
 
     def reset_prefix_cache(self) -> None:
         """Clear the engine's prefix cache, before any request that is submitted from now on."""
+        self._send(EngineInputs(reset_cache=True))
+
+    async def load_adapter(self, name: str, path: Path) -> AdapterState:
+        """Have an adapter loaded from a directory; returns its state once that is done or has failed."""
+        load = LoadAdapter(name, str(path), secrets.token_hex(8))
+        self._send(EngineInputs(adapter_loads=(load,)))
+        while True:
+            changed = self._changed
+            state = self.adapters.get(name)
+            if state is not None and state.load_id == load.load_id and not state.is_loading:
+                return state
+            await changed.wait()
+            if not self.connected:
+                raise EngineGoneError("the engine ended while it loaded the adapter")
+
+    async def drop_adapter(self, name: str) -> None:
+        """Drop an adapter: requests that have come finish, new ones are refused."""
+        self._send(EngineInputs(adapter_drops=(name,)))
+        while name in self.adapters:
+            await self._changed.wait()
+
+    def _send(self, inputs: EngineInputs) -> None:
         if self._writer is None or self._info is None:
             raise EngineGoneError("the model is still loading, or the engine has ended")
-        self._writer.write(to_frame(EngineInputs(reset_cache=True)))
+        self._writer.write(to_frame(inputs))
+
+    def _set_adapters(self, states: Sequence[AdapterState]) -> None:
+        self.adapters = {state.name: state for state in states}
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
 
     def _flush_soon(self) -> None:
         if len(self._requests) + len(self._aborts) + len(self._finished) == 1:
@@ -263,6 +302,8 @@ class EngineClient:
                         del self._streams[event.request_id]
                     stream.put(event, now)
             self._on_outputs(message)
+        elif isinstance(message, AdapterStates):
+            self._set_adapters(message.states)
         else:
             raise CodecError("the engine sent what only the API process sends")
 
@@ -280,6 +321,7 @@ class EngineClient:
         self._writer, self._info = None, None
         self._unreceived.clear()
         self._num_received = 0
+        self._set_adapters(())
         streams, self._streams = self._streams, {}
         for stream in streams.values():
             stream.put(EngineGoneError("the engine ended while it worked on this request"))

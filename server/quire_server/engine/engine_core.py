@@ -13,14 +13,14 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from typing import Protocol
 
 from quire_server.core.policy import MAX_PRIORITY, MIN_PRIORITY, TOP_PRIORITY
 from quire_server.core.request import FinishReason, Request
 from quire_server.core.scheduler import Scheduler
-from quire_server.core.stats import EngineStats
+from quire_server.core.stats import AdapterStats, EngineStats
 from quire_server.core.step import (
     ENGINE_FAILURES,
     NOT_FINITE,
@@ -30,12 +30,13 @@ from quire_server.core.step import (
     TokenEvent,
     failure_event,
 )
+from quire_server.engine.adapter_registry import AdapterRegistry, AdapterStore
 from quire_server.engine.canary import Canary, CanaryRun
 from quire_server.engine.golden_tokens import Golden, GoldenTokens
 from quire_server.engine.grammar_queue import POLL_SECONDS, GrammarQueue
 from quire_server.engine.heartbeat_writer import HeartbeatWriter
 from quire_server.engine.kv_connector import KVConnector
-from quire_server.engine.messages import EngineInfo, EngineOutputs
+from quire_server.engine.messages import AdapterState, AdapterStates, EngineInfo, EngineOutputs
 from quire_server.engine.proof import MAX_WRONG, Outcome, ProofOfInference
 from quire_server.engine.socket_server import EngineSocket, Peer, PolledInputs
 from quire_server.errors import CanaryMismatchError, RequestError
@@ -71,6 +72,9 @@ class Runner(StepExecutor, Protocol):
 
     @property
     def grammars(self) -> Grammars: ...
+
+    @property
+    def adapters(self) -> AdapterStore | None: ...
 
     def damage_weight(self) -> None: ...
 
@@ -117,12 +121,15 @@ class EngineCore:
         proof: ProofOfInference,
         golden: GoldenTokens,
         connector: KVConnector | None = None,
+        report_adapters: Callable[[Sequence[AdapterState]], object] = bool,
     ) -> None:
         self._scheduler = scheduler
         self._runner = runner
         self._pipeline = StepPipeline(scheduler, runner)
         self._grammar_queue = GrammarQueue(runner.grammars)
         self._connector = connector or KVConnector()
+        self._adapters = AdapterRegistry(runner.adapters, scheduler.adapters)
+        self._report_adapters = report_adapters
         self._info = info
         self._heartbeat = heartbeat
         self._faults = faults
@@ -139,6 +146,7 @@ class EngineCore:
         self._step_tokens = 0
         self._blocks_checked_at = 0.0
         self._unaccounted_blocks = 0
+        self._adapter_counts = 0, 0  # loaded, and failed
 
     def warm_up(self) -> None:
         """Run the canary for the first time: its tokens are the reference for all later runs, unless there
@@ -158,6 +166,7 @@ class EngineCore:
             socket.poll(_IDLE_POLL_SECONDS)
         self._heartbeat.serving()
         self._connector.start(socket.wake)
+        self._adapters.wake = socket.wake
         try:
             while True:
                 self._iterate(socket)
@@ -171,6 +180,9 @@ class EngineCore:
     def _iterate(self, socket: EngineSocket) -> None:
         timeout = POLL_SECONDS if self._grammar_queue else _IDLE_POLL_SECONDS
         inputs = socket.poll(0.0 if self._scheduler.has_work else timeout)
+        has_changed = self._adapters.apply(inputs.adapter_loads, inputs.adapter_drops)
+        if self._adapters.advance() or has_changed:
+            self._announce_adapters(socket)
         self._process_inputs(inputs, socket)
         if self._grammar_queue:
             self._add_compiled_requests(socket)
@@ -226,6 +238,7 @@ class EngineCore:
     def _add_compiled_requests(self, socket: EngineSocket) -> None:
         """Schedule requests whose grammar is compiled now; those whose grammar failed get an error."""
         for request, error in self._grammar_queue.pop_ready():
+            error = error or self._adapters.missing(request.adapter)  # dropped while it waited
             if not error:
                 self._add(request)
             elif (peer := self._peers.get(request.request_id)) is not None:
@@ -234,9 +247,22 @@ class EngineCore:
                 self._send(socket, peer, self._stats(), (failure_event(request.request_id, error),))
 
     def _add(self, request: Request) -> None:
-        """Schedule a request, once its prefix is there if that is fetched from another server."""
-        if not self._connector.add(request):
+        """Schedule a request, once its prefix is there if that is fetched from another server. Raises
+        RequestError where its adapter is not loaded.
+        """
+        if (adapter := self._adapters.find(request.adapter)) is not None:
+            self._scheduler.add(request, adapter=adapter.number, adapter_key=adapter.key)
+        elif not self._connector.add(request):
             self._scheduler.add(request)
+
+    def _announce_adapters(self, socket: EngineSocket) -> None:
+        states = self._adapters.states()
+        self._adapter_counts = (
+            sum(state.is_ready for state in states),
+            sum(bool(state.reason) for state in states),
+        )
+        self._report_adapters(states)
+        socket.announce(AdapterStates(states))
 
     def _validate(self, request: Request) -> None:
         """Check again what the API process has checked already: the engine does not trust its peers."""
@@ -453,6 +479,12 @@ class EngineCore:
             growth_blocks=self._scheduler.growth_blocks,
             waiting_blocks=self._scheduler.expected_waiting_blocks(deferred),
             transfers=self._connector.stats(),
+            adapters=AdapterStats(
+                self._adapter_counts[0],
+                self._scheduler.adapters.num_resident,
+                self._adapter_counts[1],
+                self._scheduler.adapters.num_loads,
+            ),
         )
 
 

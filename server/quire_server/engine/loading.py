@@ -130,6 +130,8 @@ def runner_config(config: ServeConfig) -> RunnerConfig:
         gpu_memory_utilization=config.gpu_memory_utilization,
         enforce_eager=config.enforce_eager,
         cpu_offload_gb=config.cpu_offload_gb,
+        max_adapters=config.max_adapters,
+        max_adapter_rank=config.max_adapter_rank,
         tensor_parallel_size=config.tensor_parallel_size,
         pipeline_parallel_size=config.pipeline_parallel_size,
     )
@@ -153,6 +155,7 @@ def scheduler_config(config: ServeConfig, runner: ModelRunner) -> SchedulerConfi
         policy=Policy(config.scheduling_policy),
         batching=Batching(config.batching),
         speculation=_speculation(config),
+        num_adapter_slots=config.max_adapters,
         pipeline_size=config.pipeline_parallel_size,
     )
     if why := pipeline.why_idle(found):

@@ -41,13 +41,48 @@ class EngineInfo:
 
 
 @dataclass(frozen=True)
+class LoadAdapter:
+    """To the engine: load an adapter from a directory. ``load_id``: by which its state is found."""
+
+    name: str
+    path: str
+    load_id: str
+
+
+class AdapterState(NamedTuple):
+    """From the engine: one adapter. ``is_ready``: requests may name it, maybe while another content of it is
+    loading or after that has failed, for this ``reason``. ``load_id``: of the last load.
+    """
+
+    name: str
+    is_ready: bool
+    is_loading: bool
+    load_id: str
+    reason: str
+    digest: str
+    rank: int
+    size: int  # bytes
+
+
+@dataclass(frozen=True)
+class AdapterStates:
+    """From the engine: all adapters, when any of them has changed."""
+
+    states: tuple[AdapterState, ...] = ()
+
+
+@dataclass(frozen=True)
 class EngineInputs:
-    """To the engine: whether to clear the prefix cache, then requests to add, then requests to drop."""
+    """To the engine: whether to clear the prefix cache, adapters to drop and to load, then requests to add,
+    then requests to drop.
+    """
 
     requests: tuple[Request, ...] = ()
     aborts: tuple[str, ...] = ()
     reset_cache: bool = False
     finished: tuple[str, ...] = ()  # to drop as well: a stop string completed their answers
+    adapter_loads: tuple[LoadAdapter, ...] = ()
+    adapter_drops: tuple[str, ...] = ()
 
 
 class EngineOutputs(NamedTuple):
@@ -64,13 +99,14 @@ class EngineOutputs(NamedTuple):
     num_received: int = 0
 
 
-Message = EngineInfo | EngineInputs | EngineOutputs
+Message = EngineInfo | EngineInputs | EngineOutputs | AdapterStates
 
-_TAGS: dict[type, int] = {EngineInfo: 1, EngineInputs: 2, EngineOutputs: 3}
+_TAGS: dict[type, int] = {EngineInfo: 1, EngineInputs: 2, EngineOutputs: 3, AdapterStates: 4}
 _DECODERS: dict[int, Callable[[Any], Message]] = {
     1: decoder(EngineInfo),
     2: decoder(EngineInputs),
     3: decoder(EngineOutputs),
+    4: decoder(AdapterStates),
 }
 
 

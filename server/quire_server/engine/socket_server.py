@@ -16,7 +16,14 @@ from pathlib import Path
 
 from quire_server.core.request import Request
 from quire_server.engine.codec import CodecError
-from quire_server.engine.messages import EngineInfo, EngineInputs, FrameReader, Message, to_frame
+from quire_server.engine.messages import (
+    EngineInfo,
+    EngineInputs,
+    FrameReader,
+    LoadAdapter,
+    Message,
+    to_frame,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -49,13 +56,15 @@ class PolledInputs:
     aborts: tuple[str, ...]
     reset_cache: bool
     finished: tuple[str, ...]
+    adapter_loads: tuple[LoadAdapter, ...] = ()
+    adapter_drops: tuple[str, ...] = ()
 
 
 class EngineSocket:
     """A listening unix socket and its connections."""
 
     def __init__(self, run_dir: Path, info: EngineInfo) -> None:
-        self._info_frame = to_frame(info)
+        self._info_frame, self._announcement = to_frame(info), b""
         self._selector = selectors.DefaultSelector()
         self._peers: set[Peer] = set()
         self._slow_peers: set[Peer] = set()
@@ -87,6 +96,8 @@ class EngineSocket:
         aborts: list[str] = []
         finished: list[str] = []
         reset_cache = False
+        loads: list[LoadAdapter] = []
+        drops: list[str] = []
         for peer in self._slow_peers & self._peers:
             aborts.extend(self._drop(peer, "does not read"))
         self._slow_peers.clear()
@@ -112,7 +123,17 @@ class EngineSocket:
                     aborts.extend(message.aborts)
                     finished.extend(message.finished)
                     reset_cache |= message.reset_cache
-        return PolledInputs(tuple(requests), tuple(aborts), reset_cache, tuple(finished))
+                    loads.extend(message.adapter_loads)
+                    drops.extend(message.adapter_drops)
+        return PolledInputs(
+            tuple(requests), tuple(aborts), reset_cache, tuple(finished), tuple(loads), tuple(drops)
+        )
+
+    def announce(self, message: Message) -> None:
+        """Send a message to all peers, and as the second message to those that come, until the next one."""
+        self._announcement = to_frame(message)
+        for peer in self.peers:
+            self.send(peer, message)
 
     def send(self, peer: Peer, message: Message) -> None:
         """Queue a message. A peer with too many unsent bytes is dropped by the next poll."""
@@ -144,7 +165,7 @@ class EngineSocket:
         peer = Peer(connection)
         self._peers.add(peer)
         self._selector.register(connection, selectors.EVENT_READ, peer)
-        peer.unsent += self._info_frame
+        peer.unsent += self._info_frame + self._announcement
         self._flush(peer)
 
     def _read(self, peer: Peer, aborts: list[str]) -> list[Message]:

@@ -39,6 +39,7 @@ def main(argv: list[str]) -> int:
     server.read_model_config(settings.model)
     server.effective = partial(engine_report.read_effective_config, run_dir)
     server.canary = partial(engine_report.read_canary, run_dir)
+    server.adapters = partial(engine_report.read_adapters, run_dir)
     if settings.num_ranks > 1:
         own = dict.fromkeys(settings.local_ranks, socket.gethostname())
         server.topology = settings.topology(0)

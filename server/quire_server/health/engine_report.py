@@ -18,6 +18,7 @@ Document = Mapping[str, object]
 
 _EFFECTIVE_CONFIG = "effective-config.json"
 _CANARY = "canary.json"
+_ADAPTERS = "adapters.json"
 _HOSTS = "hosts.json"
 
 
@@ -49,6 +50,27 @@ def write_effective_config(run_dir: Path, effective: EffectiveConfig) -> None:
 def write_canary(run_dir: Path, fingerprint: str, tokens: Sequence[int]) -> None:
     """Called once, when the canary has run. `fingerprint`: of all that its answer depends on."""
     _write(run_dir / _CANARY, {"fingerprint": fingerprint, "tokens": list(tokens)})
+
+
+def write_adapters(run_dir: Path, states: Sequence[Mapping[str, object]]) -> None:
+    """Called when any LoRA adapter has changed. ``states``: of all of them."""
+    adapters = [
+        {
+            "name": state["name"],
+            "state": "Loading" if state["is_loading"] else "Ready" if state["is_ready"] else "Failed",
+            "reason": state["reason"],
+            "digest": state["digest"],
+            "rank": state["rank"],
+            "bytes": state["size"],
+        }
+        for state in states
+    ]
+    _write(run_dir / _ADAPTERS, {"adapters": adapters})
+
+
+def read_adapters(run_dir: Path) -> object:
+    """All LoRA adapters, with the reasons of those that could not be loaded."""
+    return (_read(run_dir / _ADAPTERS) or {"adapters": []})["adapters"]
 
 
 def write_hosts(run_dir: Path, hosts: Mapping[int, str]) -> None:

@@ -46,6 +46,7 @@ class HealthServer(ThreadingHTTPServer):
         self.model: Mapping[str, object] = {}
         self.effective: Callable[[], Mapping[str, object] | None] = lambda: None
         self.canary: Callable[[], Mapping[str, object] | None] = lambda: None
+        self.adapters: Callable[[], object] = list
         self.topology = Topology()
         self.hosts: Callable[[], Mapping[int, str]] = dict
         self._waiting: dict[object, None] = {}  # sockets, in the order in which they came
@@ -108,7 +109,7 @@ class HealthServer(ThreadingHTTPServer):
         verdict = decision.judge(sample, control, beats, now, self.thresholds)
         if path == "/statusz":
             body = decision.statusz(sample, verdict, now, self.version)
-            loaded = {"effective": self.effective(), "canary": self.canary()}
+            loaded = {"effective": self.effective(), "canary": self.canary(), "adapters": self.adapters()}
             states = rank_states(
                 beats,
                 self.state.read_steps(),

@@ -15,7 +15,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 from prometheus_client.utils import INF, floatToGoString
 
-from quire_server.core.stats import EngineStats, KVStats, SpeculationStats, TransferStats
+from quire_server.core.stats import AdapterStats, EngineStats, KVStats, SpeculationStats, TransferStats
 
 _INTER_TOKEN = (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
 _BATCH = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -270,6 +270,34 @@ class TransferCollector(Collector):
         held = GaugeMetricFamily("llm_kv_transfer_held", about, labels=list(self._ours))
         held.add_metric(list(self._ours.values()), stats.held)
         yield held
+
+
+class AdapterCollector(Collector):
+    """LoRA adapters, from ``stats``, which is replaced with each report, and ``requests`` by adapter."""
+
+    def __init__(self, ours: Mapping[str, str], requests: Mapping[str, int]) -> None:
+        self.stats = AdapterStats()
+        self._ours, self._requests = ours, requests
+
+    def collect(self) -> Iterator[Metric]:
+        """All families, zeros included; of requests those of adapters that had any."""
+        stats, labels = self.stats, list(self._ours)
+        for name, about, value in (
+            ("llm_adapter_loaded", "LoRA adapters that requests may name.", stats.loaded),
+            ("llm_adapter_resident", "LoRA adapters that are on the device.", stats.resident),
+            ("llm_adapter_failed", "LoRA adapters whose last load failed.", stats.failed),
+        ):
+            gauge = GaugeMetricFamily(name, about, labels=labels)
+            gauge.add_metric(list(self._ours.values()), value)
+            yield gauge
+        about = "Copies of LoRA adapters to the device."
+        yield _counter("llm_adapter_slot_loads", about, self._ours, stats.slot_loads)
+        family = CounterMetricFamily(
+            "llm_adapter_requests", "Requests by their LoRA adapter.", labels=[*labels, "adapter"]
+        )
+        for adapter, count in list(self._requests.items()):
+            family.add_metric([*self._ours.values(), adapter], count)
+        yield family
 
 
 def _counter(name: str, about: str, labels: Mapping[str, str], value: int) -> Metric:

@@ -7,6 +7,7 @@ it. Nothing is global.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -15,7 +16,13 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_late
 from prometheus_client.openmetrics import exposition as openmetrics
 
 from quire_server.core.stats import EngineStats, Timing
-from quire_server.metrics.engine import KVCollector, SpeculationCollector, StepCollector, TransferCollector
+from quire_server.metrics.engine import (
+    AdapterCollector,
+    KVCollector,
+    SpeculationCollector,
+    StepCollector,
+    TransferCollector,
+)
 from quire_server.metrics.gpu import GpuCollector
 from quire_server.metrics.labelled import VLLM_REQUEST_SECONDS, Exemplar, Labelled, one_two_five
 from quire_server.metrics.ranks import RankCollector
@@ -117,6 +124,9 @@ class Metrics:
         self._registry.register(self._speculation)
         self._transfers = TransferCollector(self._ours.values)
         self._registry.register(self._transfers)
+        self.adapter_requests = Counter[str]()  # by adapter
+        self._adapters = AdapterCollector(self._ours.values, self.adapter_requests)
+        self._registry.register(self._adapters)
         self.ranks = RankCollector(self._ours.values)
         self._registry.register(self.ranks)
         self.steps = StepCollector(self._ours.values, self._vllm.values)
@@ -269,4 +279,5 @@ class Metrics:
         self._kv_cache.stats = stats.kv
         self._speculation.stats = stats.speculation
         self._transfers.stats = stats.transfers
+        self._adapters.stats = stats.adapters
         self.steps.report(stats)

@@ -21,7 +21,7 @@ from quire_server.layers.parallel import Communicator, SingleRank, argmax
 from quire_server.models import rope
 from quire_server.models.config import LayerConfig, ModelConfig
 from quire_server.models.config_fields import REMEDY
-from quire_server.models.mlp import MLP, FeedForward, GroupedSparseMLP, SparseMLP
+from quire_server.models.mlp import MLP, Adapt, FeedForward, GroupedSparseMLP, SparseMLP
 
 
 class LayerStream(Protocol):
@@ -262,6 +262,7 @@ class Layer:
         communicator: Communicator,
     ) -> None:
         names, hidden = config.names, config.hidden_size
+        self._config, self._prefix = config, prefix
         q_size, kv_size = config.num_heads * config.head_size, config.num_kv_heads * config.head_size
         qkv_sizes = [q_size, kv_size, kv_size]
         self.rope = layer.rope
@@ -302,7 +303,17 @@ class Layer:
         self.mlp = _feed_forward(config, layer, prefix, make)
         if names.mlp_output_norm is not None:
             self.mlp_output_norm = named_norm(names.mlp_output_norm, hidden)
+        self._qkv_sizes, self._q_size = qkv_sizes, q_size
         self.linears: list[Weights] = [self.qkv, self.output, *self.mlp.linears]
+
+    def adapt(self, adapt: Adapt) -> None:
+        """Put LoRA adapters beside the matrices, once these are filled; beside experts there are none."""
+        names, hidden, prefix = self._config.names, self._config.hidden_size, self._prefix
+        sizes = self._qkv_sizes if len(names.qkv) == 3 else [sum(self._qkv_sizes)]
+        self.qkv = adapt([f"{prefix}.{name}" for name in names.qkv], self.qkv, hidden, sizes)
+        self.output = adapt([f"{prefix}.{names.output}"], self.output, self._q_size, [hidden])
+        if isinstance(self.mlp, MLP):
+            self.mlp.adapt(adapt)
 
     def targets(self) -> dict[str, Tensor]:
         """As in ``Decoder``."""

@@ -13,6 +13,8 @@ from quire_server.layers.linear import Fp8Forward, LinearLayer, Weights
 from quire_server.layers.ops import gelu_tanh_mul, silu_mul, silu_mul_fp8
 from quire_server.models.config import Experts, ModelConfig
 
+#: Puts LoRA adapters beside a filled linear layer of these names, [in] -> [sum of the sizes].
+Adapt = Callable[[Sequence[str], LinearLayer, int, Sequence[int]], LinearLayer]
 MakeLinear = Callable[..., LinearLayer]  # a LinearFactory with dtype and device filled in
 
 _ACTIVATIONS = {"silu": silu_mul, "gelu_tanh": gelu_tanh_mul}
@@ -45,6 +47,8 @@ class MLP:
         self, config: ModelConfig, gate_up: Sequence[str], down: str, inner: int, make: MakeLinear
     ) -> None:
         sizes = [inner, inner] if len(gate_up) == 2 else [2 * inner]
+        self._names, self._sizes = (list(gate_up), down), sizes
+        self._hidden, self._inner = config.hidden_size, inner
         self._gate_up = make(gate_up, config.hidden_size, sizes, bias=config.mlp_bias)
         # Ranks add their parts, so that one of them has the bias.
         self._down = make(
@@ -53,6 +57,12 @@ class MLP:
         self._activate = _ACTIVATIONS[config.activation]
         self._rounds = config.activation == "silu"  # fused into FP8 if the next layer takes it
         self.linears = [self._gate_up, self._down]
+
+    def adapt(self, adapt: Adapt) -> None:
+        """Put LoRA adapters beside both matrices."""
+        gate_up, down = self._names
+        self._gate_up = adapt(gate_up, self._gate_up, self._hidden, self._sizes)
+        self._down = adapt([down], self._down, self._inner, [self._hidden])
 
     @property
     def forward_fp8(self) -> Fp8Forward | None:

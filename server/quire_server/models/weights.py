@@ -77,7 +77,7 @@ def inspect(files: ModelFiles, wanted: Mapping[str, Tensor], tied: Collection[st
     """Read and check all headers. The files must contain exactly the ``wanted`` tensors with their shapes and
     types (any float type for a float type); ``tied`` copies are allowed and skipped.
     """
-    shards = tuple(_inspect_shard(files, name) for name in _shard_names(files))
+    shards = tuple(inspect_file(files, name) for name in _shard_names(files))
     seen: dict[str, str] = {}
     for shard in shards:
         for tensor in shard.tensors:
@@ -101,9 +101,7 @@ def inspect(files: ModelFiles, wanted: Mapping[str, Tensor], tied: Collection[st
 def has_tensor(files: ModelFiles, name: str) -> bool:
     """Whether a file has a tensor of this name. Reads all headers."""
     return any(
-        tensor.name == name
-        for shard in _shard_names(files)
-        for tensor in _inspect_shard(files, shard).tensors
+        tensor.name == name for shard in _shard_names(files) for tensor in inspect_file(files, shard).tensors
     )
 
 
@@ -328,7 +326,8 @@ def _shard_names(files: ModelFiles) -> list[str]:
     raise ModelNotFoundError(f"The model directory has neither {_SINGLE} nor {_INDEX}. {_REMEDY}")
 
 
-def _inspect_shard(files: ModelFiles, name: str) -> Shard:
+def inspect_file(files: ModelFiles, name: str) -> Shard:
+    """Read and check the header of one file; what it should hold is the caller's to say."""
     with files.opened_unchecked(name) as (file, size):
         start = file.read(8)
         length = int.from_bytes(start, "little")

@@ -32,4 +32,6 @@ class RunnerConfig:
     pipeline_parallel_size: int = 1
     cpu_offload_gb: float = 0.0  # GiB of layer weights kept in the host's memory
     shares_kv_cache: bool = False  # among ranks, and with processes of the host that are given it to read
+    max_adapters: int = 0  # LoRA adapters on the device at once
+    max_adapter_rank: int = 16
     kv_staging_bytes: int = 0  # on a GPU: of the host's memory that is shared in place of the cache

@@ -18,8 +18,9 @@ from quire_server.runner.config import RunnerConfig
 
 _PACKAGES = ("quire_server", "quire_kernels")
 _CPU_INFO = Path("/proc/cpuinfo")
-# Settings without an effect on the canary, which asks for no watermark. That one holds a secret.
-_WITHOUT_EFFECT = ("watermark", "shares_kv_cache", "kv_staging_bytes")
+# Settings without an effect on the canary, which asks for no watermark, and for no adapter. The first one
+# holds a secret.
+_WITHOUT_EFFECT = ("watermark", "shares_kv_cache", "kv_staging_bytes", "max_adapters", "max_adapter_rank")
 
 
 def facts(

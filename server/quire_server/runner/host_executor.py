@@ -9,6 +9,7 @@ from torch import Tensor
 
 from quire_server.core.cuda_graph_shapes import Shape
 from quire_server.core.step import Step
+from quire_server.layers.lora import BatchAdapters
 from quire_server.layers.parallel import Communicator
 from quire_server.models.decoder import Decoder
 from quire_server.runner import batch_builder, exchanges, sampler
@@ -24,11 +25,20 @@ class HostExecutor:
     decides, because all of them have to make the same exchanges.
     """
 
-    def __init__(self, model: Decoder, kv_caches: tuple[Tensor, ...], input_batch: InputBatch) -> None:
+    def __init__(
+        self,
+        model: Decoder,
+        kv_caches: tuple[Tensor, ...],
+        input_batch: InputBatch,
+        adapters: BatchAdapters | None = None,
+    ) -> None:
         self._model, self._kv_caches, self._input_batch = model, kv_caches, input_batch
+        self._adapters = adapters
         self._recorded_decode: RecordedDecode | None = None
         if model.config.topology.pipeline == 1:
-            self._recorded_decode = RecordedDecode.of(model, kv_caches, *input_batch.block_table.shape)
+            self._recorded_decode = RecordedDecode.of(
+                model, kv_caches, *input_batch.block_table.shape, adapters
+            )
         self.can_replay = self._recorded_decode is not None
 
     def graph_for(self, step: Step, layout: StepLayout) -> Shape | None:
@@ -65,6 +75,9 @@ class HostExecutor:
             return lambda: output
         model, config = self._model, self._model.config
         finish = self.output(step, layout, only_largest=only_largest)
+        if self._adapters is not None:
+            slots = self._input_batch.adapter_slot[layout.tokens()[0]]
+            self._adapters.on_host = torch.from_numpy(slots) if (slots >= 0).any() else None
         batch = batch_builder.build(step, layout, self._input_batch, config.num_kv_heads, config.windows)
         states = model.states(batch, self._kv_caches)
         if not config.topology.is_last_stage:

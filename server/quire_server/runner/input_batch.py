@@ -73,6 +73,7 @@ class InputBatch:
         self.num_logprobs = np.full(num_rows, -1, np.int64)  # -1: not requested
         self.num_prompt_logprobs = np.full(num_rows, -1, np.int64)
         self.has_grammar = np.zeros(num_rows, bool)
+        self.adapter_slot = np.full(num_rows, -1, np.int64)  # of the LoRA adapter; -1: none
         self.started: list[StartedRow | None] = [None] * num_rows
         self.epoch = np.zeros(num_rows, np.int64)  # number of requests that the row has had
 
@@ -145,6 +146,7 @@ class InputBatch:
     def _start(self, started: StartedRow) -> None:
         row, table = started.row, started.block_ids
         self.started[row] = started
+        self.adapter_slot[row] = started.adapter_slot
         self.epoch[row] += 1
         self.tokens[row, : len(started.token_ids)] = started.token_ids
         # Entries beyond the end repeat the first block, so that padding never reads another request's blocks.

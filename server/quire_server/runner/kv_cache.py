@@ -55,10 +55,11 @@ def useful_blocks(options: RunnerConfig, longest: int) -> int:
     return options.max_num_seqs * -(-longest // options.block_size)
 
 
-def plan(config: ModelConfig, options: RunnerConfig, each: int) -> tuple[int, int]:
+def plan(config: ModelConfig, options: RunnerConfig, each: int, taken: int = 0) -> tuple[int, int]:
     """(number of blocks, longest context). At most as many blocks as all sequences at full length would use.
 
     ``each``: bytes of a block on one rank, including the draft model's, which is stored under the same id.
+    ``taken``: bytes of the available memory that something else will take.
     """
     size, wanted_len, ranks = options.block_size, options.max_model_len, options.tensor_parallel_size
     longest = longest_context(config, options)
@@ -68,7 +69,7 @@ def plan(config: ModelConfig, options: RunnerConfig, each: int) -> tuple[int, in
     elif options.kv_cache_memory_bytes is not None:
         num_blocks = min(useful, options.kv_cache_memory_bytes // ranks // each)
     else:
-        room = max(0, available_bytes() - options.kv_offload_host_bytes)
+        room = max(0, available_bytes() - options.kv_offload_host_bytes - taken)
         num_blocks = min(useful, min(_CEILING, int(room * _SHARE)) // ranks // each)
     if num_blocks < 1:
         raise ConfigError(

@@ -26,6 +26,7 @@ from quire_server.models import registry, sharding, weights
 from quire_server.models.config import ModelConfig
 from quire_server.models.decoder import Decoder
 from quire_server.runner import kv_cache, quantization
+from quire_server.runner.adapters import Adapters
 from quire_server.runner.config import RunnerConfig
 from quire_server.runner.gpu import memory_profile
 from quire_server.runner.gpu.device import Device
@@ -261,6 +262,7 @@ class LoadedModel:
     draft_caches: tuple[Tensor, ...]
     kv_blocks: HostKVBlocks | None = None  # of all ranks, where rank 0 moves them between servers
     staging: Staging | None = None  # where these are not the caches themselves
+    adapters: Adapters | None = None
 
     @property
     def num_pool_slots(self) -> int:
@@ -300,6 +302,7 @@ def load_model(
     disk = _disk(config, all_stages, options, stored)
     total = found.size + (draft.checkpoint.size if draft is not None else 0)
     model = _read(found, options, device, longest, ranks, lambda n, _: on_progress(n, total))
+    adapters = _adapters(model, found, options, device)
     draft_model = None
     if draft is not None:
         draft_model = draft.checkpoint.read(
@@ -307,11 +310,11 @@ def load_model(
         )
     gpu_memory: Mapping[str, int] = {}
     if device is not None:
-        measured = memory_profile.measure(model, options, device, stored, longest, draft=draft_model)
+        measured = memory_profile.measure(model, options, device, stored, longest, draft_model, adapters)
         own_bytes = _block_bytes(config, options, stored, draft)  # of its stage
         options = memory_profile.sized(options, measured, config, own_bytes)
         gpu_memory = {"weights": measured.weights, "workspace": measured.workspace}
-    num_blocks, max_model_len, shared = _plan(config, options, block_bytes, ranks)
+    num_blocks, max_model_len, shared = _plan(config, options, block_bytes, ranks, adapters)
     caches, kv_blocks, staging = _kv_caches(
         found, num_blocks, num_staged, options, stored, device, ranks.topology, shared
     )
@@ -331,7 +334,18 @@ def load_model(
         () if draft is None else draft.allocate(num_blocks, place),
         kv_blocks,
         staging,
+        adapters,
     )
+
+
+def _adapters(
+    model: Decoder, found: Checkpoint, options: RunnerConfig, device: Device | None
+) -> Adapters | None:
+    """The places for LoRA adapters, if there are any."""
+    if not options.max_adapters:
+        return None
+    place = None if device is None else device.place
+    return Adapters(model, options.max_adapters, options.max_adapter_rank, found.dtype, place)
 
 
 def _place(device: Device | None, options: RunnerConfig) -> tuple[torch.device, int | None, RunnerConfig]:
@@ -414,12 +428,18 @@ def _check_staging(size: int) -> None:
 
 
 def _plan(
-    config: ModelConfig, options: RunnerConfig, block_bytes: int, ranks: Membership
+    config: ModelConfig,
+    options: RunnerConfig,
+    block_bytes: int,
+    ranks: Membership,
+    adapters: Adapters | None,
 ) -> tuple[int, int, int | None]:
     """(number of blocks, longest context), the same on every rank, and the descriptor of the memory for KV
     blocks of all of them, if they share one.
     """
-    num_blocks, max_model_len = kv_cache.plan(config, options, block_bytes)
+    # On a CPU slots are filled later, from copies that take as much of the same memory.
+    taken = 0 if adapters is None else 2 * options.max_adapters * adapters.slot_bytes
+    num_blocks, max_model_len = kv_cache.plan(config, options, block_bytes, taken)
     is_shared = options.shares_kv_cache and ranks.topology.is_leader
     shared = os.memfd_create("quire-kv") if is_shared else None
     if ranks.topology.size == 1:

@@ -71,8 +71,12 @@ class ModelRunner:
         self.kv_blocks = loaded.kv_blocks
         self._input_batch = InputBatch(options.max_num_seqs, loaded.max_model_len, options.block_size)
         self._dirty_blocks = DirtyBlocks(self._input_batch, kv_caches)
-        self._device = None if device is None else GpuExecutor(model, kv_caches, self._input_batch, device)
-        self._executor = self._device or HostExecutor(model, kv_caches, self._input_batch)
+        self.adapters = loaded.adapters
+        batch = None if loaded.adapters is None else loaded.adapters.batch
+        self._device: GpuExecutor | None = None
+        if device is not None:
+            self._device = GpuExecutor(model, kv_caches, self._input_batch, device, adapters=batch)
+        self._executor = self._device or HostExecutor(model, kv_caches, self._input_batch, batch)
         self._leader: LeaderExecutor | None = None
         if followers is not None:
             self._leader = LeaderExecutor(loaded, self._input_batch, self._executor, ranks, followers)
@@ -219,6 +223,9 @@ class ModelRunner:
         assert step.copies is None or self._offload is not None, (
             "the scheduler has offload tiers and the runner has none"
         )
+        for slot, number in step.adapter_loads:
+            assert self.adapters is not None, "the scheduler has adapter slots and the runner has none"
+            self.adapters.load(slot, number)
         copied = self._offload.copy(step) if self._offload is not None else None
         self._dirty_blocks.zero_reused(step)
         if self._leader is not None and not step.rows:

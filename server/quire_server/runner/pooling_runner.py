@@ -30,6 +30,8 @@ class PoolingRunner:
 
     max_steps_in_flight = 1
 
+    adapters: None = None  # of models that generate
+
     def __init__(self, loaded: LoadedPoolingModel, options: RunnerConfig, device: Device | None) -> None:
         self._loaded = loaded
         self._device = device

@@ -5,14 +5,16 @@ layer.
 """
 
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from quire_server.core.step import Step
 from quire_server.layers.forward_batch import AttentionPlan, ForwardBatch
+from quire_server.layers.lora import BatchAdapters
 from quire_server.layers.ops import Recording, record
 from quire_server.models.decoder import Decoder
 from quire_server.runner.batch_builder import StepLayout
@@ -21,15 +23,27 @@ from quire_server.runner.input_batch import InputBatch
 _DRAFTED = 64  # at least this many tokens fit, for drafts of few rows
 
 
+class _Adapted(NamedTuple):
+    """The recording of the same with LoRA adapters, for steps of which a token has one."""
+
+    slots: NDArray[np.int64]
+    recording: Recording
+
+
 class RecordedDecode:
     """The recording of a batch of the maximum size; a step fills its leading rows. ``largest``: the recording
     of what finds the largest of its logits, None where that is not by native kernels alone.
     """
 
     def __init__(
-        self, model: Decoder, batch: ForwardBatch, recording: Recording, largest: Recording | None
+        self,
+        model: Decoder,
+        batch: ForwardBatch,
+        recording: Recording,
+        largest: Recording | None,
+        adapted: "_Adapted | None",
     ) -> None:
-        self._model = model
+        self._model, self._adapted = model, adapted
         self._recording, self._largest = recording, largest
         self._prepared: tuple[StepLayout, int] | None = None  # with the version of its block tables
         self._vocab_size = model.config.vocab_size
@@ -46,17 +60,34 @@ class RecordedDecode:
 
     @classmethod
     def of(
-        cls, model: Decoder, kv_caches: Sequence[Tensor], max_rows: int, max_blocks: int
+        cls,
+        model: Decoder,
+        kv_caches: Sequence[Tensor],
+        max_rows: int,
+        max_blocks: int,
+        adapters: BatchAdapters | None = None,
     ) -> "RecordedDecode | None":
         """Record the model, or return None on a GPU and for a model that uses anything but native kernels."""
         if kv_caches[0].device.type != "cpu":
             return None
         batch = _batch(model, max(max_rows, _DRAFTED), max_blocks)
-        recording = record(lambda: model.own_logits(model.states(batch, kv_caches), batch.sample_rows))
+
+        def compute() -> Tensor:
+            return model.own_logits(model.states(batch, kv_caches), batch.sample_rows)
+
+        recording, adapted = record(compute), None
         if recording is None:
             return None
+        if adapters is not None:
+            slots = adapters.on_host = torch.full_like(batch.token_ids, -1)
+            with_adapters = record(compute)
+            adapters.on_host = None
+            if with_adapters is None:
+                return None  # a part of a layer is no multiple of 16
+            adapted = _Adapted(slots.numpy(), with_adapters)
         own = recording.result
-        return cls(model, batch, recording, record(lambda: model.whole_logits(own, only_largest=True)))
+        largest = record(lambda: model.whole_logits(own, only_largest=True))
+        return cls(model, batch, recording, largest, adapted)
 
     def takes(self, step: Step) -> bool:
         """Whether the step fits, and most of its tokens are sampled: a replay computes the logits of all."""
@@ -88,12 +119,16 @@ class RecordedDecode:
         row_ids, positions = layout.tokens()
         count = len(row_ids)
         np.minimum(input_batch.tokens[row_ids, positions], self._vocab_size - 1, out=self._token_ids[:count])
-        self._recording.replay(count)
+        recording = self._recording
+        if self._adapted is not None and ((slots := input_batch.adapter_slot[row_ids]) >= 0).any():
+            self._adapted.slots[:count] = slots
+            recording = self._adapted.recording
+        recording.replay(count)
         has_all = len(layout.sampled) == count
-        if only_largest and has_all and self._largest is not None:
+        if only_largest and has_all and recording is self._recording and self._largest is not None:
             self._largest.replay(count)
             return self._largest.result[:count]
-        own = self._recording.result[:count]
+        own = recording.result[:count]
         if not has_all:
             own = own[torch.from_numpy(layout.sampled)]
         return self._model.whole_logits(own, only_largest=only_largest)

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import time
+from typing import ClassVar
 
 import pytest
 
@@ -30,6 +31,7 @@ ROUTES = {
 class Engine:
     info = INFO
     stats = EngineStats()
+    adapters: ClassVar = {}
 
 
 class CallRecorder:

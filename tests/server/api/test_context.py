@@ -4,6 +4,7 @@ import asyncio
 import dataclasses
 import json
 import threading
+from typing import ClassVar
 
 import pytest
 
@@ -92,6 +93,7 @@ class FakeExchange:
 
 class NoEngine:
     connected = False
+    adapters: ClassVar = {}
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 import dataclasses
 import re
 import time
+from typing import ClassVar
 
 import httpx
 import pytest
@@ -16,6 +17,7 @@ from quire_server.model_dir.generation_config import SamplingDefaults
 
 class LoadingEngine:
     connected = False
+    adapters: ClassVar = {}
 
 
 class SmallTokenizer:

@@ -60,6 +60,7 @@ class CountingRunner:
         self.failing = {}  # the last token of a prompt: why its request fails
         self.batches = []  # numbers of rows
         self.grammars = FakeGrammars()
+        self.adapters = None
 
     def launch(self, step):
         self.launched.append(step)

@@ -22,11 +22,16 @@ SMALL = ("--num-gpu-blocks-override", "24", "--max-num-seqs", "4", "--max-num-qu
 LOWER = ("--preemption-mode", "swap", "--kv-offload-host-bytes", str(256 << 10), "--kv-offload-disk-bytes")
 DRAFTS = ("--speculative-method", "ngram", "--prompt-lookup-min", "1")
 
-# What only a fault, a deadline, a drain, a GPU, ranks or a role in transfers moves: see test_prefill_decode,
-# test_ranks, monitoring/test_dashboard,
+# What only a fault, a deadline, a drain, a GPU, ranks, adapters or a role in transfers moves: see
+# test_prefill_decode, test_ranks, serving/test_adapters, monitoring/test_dashboard,
 # test_degradation, test_overload, test_lifecycle,
 # runner/test_tiers, engine/test_engine, and below. Sizes and settings do not move.
 STILL = {
+    "llm_adapter_failed",
+    "llm_adapter_loaded",
+    "llm_adapter_requests",
+    "llm_adapter_resident",
+    "llm_adapter_slot_loads",
     "llm_cancelled_requests",
     "llm_deadline_cut_answers",
     "llm_degraded_requests",
@@ -234,9 +239,9 @@ def test_types_and_labels_are_those_of_vllm_and_those_that_are_promised(small):
             found[name] = family.type, labels - {"model_name", "engine"}
             assert {"model_name", "engine"} <= labels, name
     assert found == VLLM
-    # No series without a GPU, or with one rank.
-    without = {name for name in ours if name.startswith(("llm_gpu_", "llm_rank_"))}
-    assert len(without) == 6
+    # No series without a GPU, with one rank, or without adapters.
+    without = {name for name in ours if name.startswith(("llm_gpu_", "llm_rank_", "llm_adapter_requests"))}
+    assert len(without) == 7
     assert ours == {name: LABELS.get(name, {"model"}) for name in ours} | dict.fromkeys(without, set())
     assert ours.keys() >= LABELS.keys()
 

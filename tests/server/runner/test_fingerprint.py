@@ -71,7 +71,8 @@ def test_each_setting_of_the_runner_is_part_of_it_but_those_without_an_effect_on
     if name == "watermark":
         other = Watermark(b"k" * 32, 0.5, 2.0)
     is_part = of(tiny, dataclasses.replace(OPTIONS, **{name: other})) != of(tiny)
-    assert is_part == (name not in ("watermark", "shares_kv_cache", "kv_staging_bytes"))
+    without_effect = ("watermark", "shares_kv_cache", "kv_staging_bytes", "max_adapters", "max_adapter_rank")
+    assert is_part == (name not in without_effect)
 
 
 def test_what_the_machine_decides_is_part_of_it(tiny, monkeypatch, tmp_path):

@@ -18,7 +18,7 @@ from collections import Counter
 import httpx
 import pytest
 
-from tests.server import copying_model
+from tests.server import adapter_files, copying_model
 from tests.server.copying_model import PERIOD
 from tests.server.launch import NO_TLS, Server
 
@@ -30,8 +30,9 @@ CLIENTS, GROUPS = 64, 8
 FLAGS = (
     *("--num-gpu-blocks-override", "40", "--block-size", "16", "--max-num-seqs", "16"),
     *("--preemption-mode", "swap", "--kv-offload-host-bytes", str(4 << 20)),
-    *("--speculative-method", "ngram", "--scheduling-policy", "priority"),
+    *("--speculative-method", "ngram", "--scheduling-policy", "priority", "--max-adapters", "2"),
 )
+ADAPTERS = ("x", "y", "z")  # more than places; they change nothing, so that the model goes on repeating
 SECRET = re.compile(r"c\d\d-[0-9a-f]{20}")
 
 
@@ -44,10 +45,17 @@ def server(tmp_path_factory):
         (keys / f"client-{number}").write_text(
             f"key-{number}\ngroup: team-{number % GROUPS}\nhighest-priority: high\n"
         )
-    with Server(
-        copying_model.write(directory / "model"), directory, "--api-keys-dir", str(keys), *FLAGS
-    ) as server:
-        yield server.wait_ready()
+    (keys / "admin").write_text("admin-key\nadmin: true\n")
+    model = copying_model.write(directory / "model")
+    for name in ADAPTERS:
+        adapter_files.write(directory / "adapters" / name, model, scale=0.0)
+    flags = ("--api-keys-dir", str(keys), "--adapters-dir", str(directory / "adapters"), *FLAGS)
+    with Server(model, directory, *flags) as server:
+        server.wait_ready()
+        for name in ADAPTERS:
+            body = {"lora_name": name, "lora_path": name}
+            assert server.post("/v1/load_lora_adapter", body, key="admin-key").status_code == 200
+        yield server
 
 
 class Client:
@@ -71,7 +79,7 @@ class Client:
             length = self._dice.randint(1, 100)
             await kind(
                 {
-                    "model": "tiny",
+                    "model": self._dice.choice(("tiny", "tiny", *ADAPTERS)),
                     "prompt": prompt,
                     "max_tokens": length,
                     "temperature": self._dice.choice((0, 1)),

@@ -49,6 +49,8 @@ API = {
     "/tokenize": Policy("key", SEND, answer=400),
     "/detokenize": Policy("key", SEND, answer=400),
     "/reset_prefix_cache": Policy("admin", SEND),
+    "/v1/load_lora_adapter": Policy("admin", SEND, answer=404),  # without --adapters-dir
+    "/v1/unload_lora_adapter": Policy("admin", SEND, answer=404),
 }
 HEALTH = {
     path: Policy("anyone", frozenset({"GET"})) for path in ("/startupz", "/readyz", "/livez", "/statusz")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from quire_http import errors
 from quire_http.errors import ApiError, overloaded
 from quire_server.engine.client import (
+    AdapterGoneError,
     EngineGoneError,
     RequestImpossibleError,
     RequestLostError,
@@ -27,6 +28,8 @@ def from_exception(error: Exception) -> ApiError:
         return overloaded(ENGINE_UNAVAILABLE, str(error), _RETRY_AFTER_LOADING)
     if isinstance(error, StepOutOfMemoryError):
         return overloaded(OUT_OF_MEMORY, str(error), _RETRY_AFTER_LOADING)
+    if isinstance(error, AdapterGoneError):
+        return ApiError(404, str(error), param="model", code="model_not_found")
     if isinstance(error, RequestImpossibleError):
         return ApiError(400, str(error), code="no_token_possible")
     if isinstance(error, RequestLostError):

@@ -436,6 +436,23 @@ class DetokenizeRequest(RequestModel):
     ]
 
 
+class LoadAdapterRequest(RequestModel):
+    """The body of /v1/load_lora_adapter."""
+
+    lora_name: Annotated[
+        str, Text(MAX_NAME, required=True), Field(description="The name by which requests ask for it.")
+    ]
+    lora_path: Annotated[
+        str, Text(4096, required=True), Field(description="Its directory, in the server's --adapters-dir.")
+    ]
+
+
+class UnloadAdapterRequest(RequestModel):
+    """The body of /v1/unload_lora_adapter."""
+
+    lora_name: Annotated[str, Text(MAX_NAME, required=True), Field(description="The adapter's name.")]
+
+
 def parse_chat(body: Json, defaults: SamplingDefaults, vocab_size: int) -> ChatCall:
     """A chat request from its JSON object. Raises ApiError."""
     return validate(ChatCompletionRequest, body, vocab_size).to_call(defaults, vocab_size)

@@ -245,6 +245,9 @@ class Model(ResponseModel):
     created: Count
     owned_by: Literal["quire"] = "quire"
     max_model_len: Annotated[int | None, Field(description="Null while the model is loading.")]
+    parent: Annotated[
+        str | None, Field(description="Of a LoRA adapter, the model that it adapts; null of the model.")
+    ] = None
 
 
 class Models(ResponseModel):

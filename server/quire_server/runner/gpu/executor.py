@@ -20,6 +20,7 @@ from quire_server.core import cuda_graph_shapes
 from quire_server.core.cuda_graph_shapes import Shape
 from quire_server.core.step import Step, TokenLogprobs
 from quire_server.layers.forward_batch import ForwardBatch
+from quire_server.layers.lora import BatchAdapters
 from quire_server.layers.parallel import Communicator
 from quire_server.models.decoder import Decoder
 from quire_server.runner import batch_builder, exchanges
@@ -61,9 +62,9 @@ def output_of(
 class GpuExecutor:
     """A model on a GPU with its part of the input batch.
 
-    ``is_draft``: a draft model. Input tokens may be beyond its vocabulary, and it computes no prompt
-    logprobs. Of several ranks only the first samples, after the graph: the others have the logits of their
-    part of the vocabulary.
+    ``adapters``: what is set for each pass, where the model has any. ``is_draft``: a draft model. Input
+    tokens may be beyond its vocabulary, and it computes no prompt logprobs. Of several ranks only the first
+    samples, after the graph: the others have the logits of their part of the vocabulary.
     """
 
     def __init__(
@@ -74,9 +75,10 @@ class GpuExecutor:
         device: Device,
         *,
         is_draft: bool = False,
+        adapters: BatchAdapters | None = None,
     ) -> None:
         self._model, self._kv_caches, self._input_batch, self._device = model, kv_caches, input_batch, device
-        self._is_draft = is_draft
+        self._is_draft, self._adapters = is_draft, adapters
         self._state = GpuInputBatch(input_batch, device)
         self._graphs = CudaGraphs(device)
         self._is_whole = model.config.topology.size == 1
@@ -127,6 +129,8 @@ class GpuExecutor:
         uploaded = self._uploaded(built)
         known = self._state.known(uploaded.token_ids, token_rows)
         uploaded = dataclasses.replace(uploaded, token_ids=self._embeddable(known))
+        if self._adapters is not None:
+            self._adapters.group(self._state.adapter_slot[token_rows])
         states = self._model.states(uploaded, self._kv_caches)
         positions = self._prompt_positions(step, layout)
         finish = output_of(self._model, positions, uploaded.sample_rows, only_largest=only_largest)
@@ -233,6 +237,8 @@ class GpuExecutor:
         given = self._embeddable(batch.token_ids)
         batch = dataclasses.replace(batch, token_ids=given)
         rows, starts, _ = entries.flatten(1)
+        if self._adapters is not None:
+            self._adapters.group(self._state.adapter_slot[rows])
         states = self._model.computed(batch, self._kv_caches, received)
         if not self._model.config.topology.is_last_stage:
             return states

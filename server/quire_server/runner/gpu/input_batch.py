@@ -39,6 +39,7 @@ class GpuInputBatch:
             for name, (dtype, default) in SAMPLING_COLUMNS.items()
         }
         self.seed = torch.zeros(count, dtype=torch.int64, device=place)
+        self.adapter_slot = torch.full((count,), -1, dtype=torch.int64, device=place)
         self._host = input_batch
         self._device = device
 
@@ -49,6 +50,7 @@ class GpuInputBatch:
             ids = np.array([started.row for started in step.started], np.int64)
             index = upload(ids)
             pairs = [(self.block_table, host.block_table), (self.seed, host.seed)]
+            pairs += [(self.adapter_slot, host.adapter_slot)]
             pairs += [(column, host.sampling[name]) for name, column in self.sampling.items()]
             for mine, theirs in pairs:
                 mine[index] = upload(theirs[ids])

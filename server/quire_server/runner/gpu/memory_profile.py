@@ -15,6 +15,7 @@ from quire_server.layers.ops import device_bytes
 from quire_server.models.config import ModelConfig
 from quire_server.models.decoder import Decoder
 from quire_server.runner import kv_cache
+from quire_server.runner.adapters import Adapters
 from quire_server.runner.batch_builder import StepLayout
 from quire_server.runner.config import RunnerConfig
 from quire_server.runner.gpu.device import Device
@@ -57,8 +58,8 @@ def measure(
     device: Device,
     stored: torch.dtype,
     longest: int,
-    *,
     draft: Decoder | None = None,
+    adapters: Adapters | None = None,
 ) -> MemoryUsage:
     """What takes the GPU's memory once the model and its draft model are loaded and the cache is not. The two
     models never compute at the same time; each has its own graphs. What is not torch's is counted after they
@@ -67,7 +68,7 @@ def measure(
     weights = device.memory().allocated
     drafts = min(options.num_speculative_tokens, longest - 1)
     model.is_apart = True  # other stages may still read their weights
-    peaks = [_peaks(model, options, device, stored, longest, drafts)]
+    peaks = [_peaks(model, options, device, stored, longest, drafts, adapters)]
     model.is_apart = False
     if draft is not None:
         peaks.append(_peaks(draft, options, device, draft.embedding.dtype, longest, 0))
@@ -86,13 +87,22 @@ def _copies(config: ModelConfig, options: RunnerConfig, stored: torch.dtype) -> 
 
 
 def _peaks(
-    model: Decoder, options: RunnerConfig, device: Device, stored: torch.dtype, longest: int, drafts: int
+    model: Decoder,
+    options: RunnerConfig,
+    device: Device,
+    stored: torch.dtype,
+    longest: int,
+    drafts: int,
+    adapters: Adapters | None = None,
 ) -> tuple[int, int]:
     """(bytes of the largest step, bytes of all graphs) of one model with up to ``drafts`` drafts per row."""
     num_rows, block_size = options.max_num_seqs, options.block_size
     input_batch = InputBatch(num_rows, longest, block_size)
     caches = kv_cache.allocate(model.config, 1, block_size, dtype=stored, device=device.place)
-    steps, samples = GpuExecutor(model, caches, input_batch, device), model.config.topology.is_leader
+    steps = GpuExecutor(
+        model, caches, input_batch, device, adapters=None if adapters is None else adapters.batch
+    )
+    samples = model.config.topology.is_leader
 
     def run(step: Step) -> int:
         return device.peak_bytes(lambda: _run(steps, input_batch, step, samples=samples))

@@ -1,0 +1,164 @@
+"""The LoRA adapters that an engine has, by name: loaded on a thread of its own, dropped when no request needs
+them any more.
+
+A name may get other content: its requests so far keep what they began with, new ones get the new content once
+it is read. What cannot be read leaves all others, and an earlier content of the same name, as they are; the
+reason stays until the name is loaded or dropped again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from quire_server.core.adapter_slots import AdapterSlots
+from quire_server.core.step import ADAPTER_GONE
+from quire_server.engine.messages import AdapterState, LoadAdapter
+from quire_server.errors import QuireServerError, RequestError
+from quire_server.models.adapter_file import AdapterFile
+from quire_server.text.fair_executor import FairExecutor
+
+logger = logging.getLogger(__name__)
+
+MAX_ADAPTERS = 256  # on the host
+
+
+class AdapterStore(Protocol):
+    """The runner's adapters, by number."""
+
+    def read(self, directory: Path) -> AdapterFile: ...
+
+    def add(self, number: int, file: AdapterFile) -> None: ...
+
+    def remove(self, number: int) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """A loaded content. ``key``: of its name and content, which separates its KV blocks."""
+
+    number: int
+    key: str
+    digest: str
+    rank: int
+    size: int
+
+
+@dataclass(slots=True)
+class _Entry:
+    load_id: str
+    adapter: Adapter | None = None
+    loading: Future[AdapterFile] | None = None
+    reason: str = ""
+
+
+class AdapterRegistry:
+    """Used by the engine's thread only. ``store`` is None where the server has no adapters."""
+
+    def __init__(self, store: AdapterStore | None, slots: AdapterSlots) -> None:
+        self._store, self._slots = store, slots
+        self._entries: dict[str, _Entry] = {}
+        self._dropped: set[int] = set()  # numbers that requests may still use
+        self._last_number = 0
+        self._thread: FairExecutor | None = None
+        self.wake: Callable[[], object] = bool  # called from the loading thread when something is read
+
+    def find(self, name: str) -> Adapter | None:
+        """The adapter of a request, None for the model itself. Raises RequestError where it is not loaded."""
+        if error := self.missing(name):
+            raise RequestError(error, param="model")
+        return self._entries[name].adapter if name else None
+
+    def missing(self, name: str) -> str:
+        """Why a request for this name would be refused; empty where it would not be."""
+        entry = self._entries.get(name)
+        is_there = not name or (entry is not None and entry.adapter is not None)
+        return "" if is_there else ADAPTER_GONE
+
+    def apply(self, loads: Iterable[LoadAdapter], drops: Iterable[str]) -> bool:
+        """Begin to load, and drop. Returns whether any state changed."""
+        has_changed = False
+        for name in drops:
+            entry = self._entries.pop(name, None)
+            if entry is not None:
+                self._drop(entry.adapter)
+                has_changed = True
+        for load in loads:
+            has_changed = True
+            self._load(load)
+        return has_changed
+
+    def advance(self) -> bool:
+        """Take in what was read, and forget what no request uses any more. Returns whether any state
+        changed.
+        """
+        has_changed = False
+        for name, entry in self._entries.items():
+            if entry.loading is not None and entry.loading.done():
+                self._take(name, entry, entry.loading)
+                has_changed = True
+        for number in [one for one in self._dropped if not self._slots.is_used(one)]:
+            self._dropped.remove(number)
+            self._slots.forget(number)
+            assert self._store is not None
+            self._store.remove(number)
+        return has_changed
+
+    def states(self) -> tuple[AdapterState, ...]:
+        """Of all names, in their order."""
+        return tuple(_state(name, entry) for name, entry in sorted(self._entries.items()))
+
+    def _load(self, load: LoadAdapter) -> None:
+        entry = self._entries.setdefault(load.name, _Entry(load.load_id))
+        entry.load_id, entry.reason = load.load_id, ""
+        store = self._store
+        if store is None:
+            entry.reason = "this server runs without --max-adapters (engine.maxAdapters)"
+        elif len(self._entries) > MAX_ADAPTERS:
+            entry.reason = f"there are {MAX_ADAPTERS} adapters already: drop one"
+        else:
+            self._thread = self._thread or FairExecutor("adapters")
+            directory = Path(load.path)
+            entry.loading = self._thread.submit("", lambda: store.read(directory))
+            entry.loading.add_done_callback(lambda _: self.wake())
+
+    def _take(self, name: str, entry: _Entry, loading: Future[AdapterFile]) -> None:
+        entry.loading = None
+        try:
+            file = loading.result()
+        except (QuireServerError, MemoryError) as error:
+            entry.reason = str(error) or "there is not enough memory for it"
+            logger.error("an adapter is not loaded", extra={"adapter": name, "why": entry.reason})
+            return
+        if entry.adapter is not None and entry.adapter.digest == file.digest:
+            return
+        self._drop(entry.adapter)
+        self._last_number += 1
+        key = f"{name}@{file.digest}"
+        entry.adapter = Adapter(self._last_number, key, file.digest, file.rank, file.size)
+        assert self._store is not None
+        self._store.add(self._last_number, file)
+        facts = {"adapter": name, "digest": file.digest, "rank": file.rank, "bytes": file.size}
+        logger.info("an adapter is loaded", extra=facts)
+
+    def _drop(self, adapter: Adapter | None) -> None:
+        if adapter is not None:
+            self._dropped.add(adapter.number)
+
+
+def _state(name: str, entry: _Entry) -> AdapterState:
+    adapter = entry.adapter
+    return AdapterState(
+        name=name,
+        is_ready=adapter is not None,
+        is_loading=entry.loading is not None,
+        load_id=entry.load_id,
+        reason=entry.reason,
+        digest="" if adapter is None else adapter.digest,
+        rank=0 if adapter is None else adapter.rank,
+        size=0 if adapter is None else adapter.size,
+    )

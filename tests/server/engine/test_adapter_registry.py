@@ -1,0 +1,106 @@
+"""Adapters by name: what a request gets while a name is loaded, loaded again, and dropped."""
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from quire_server.core.adapter_slots import AdapterSlots
+from quire_server.engine import adapter_registry
+from quire_server.engine.adapter_registry import AdapterRegistry
+from quire_server.engine.messages import LoadAdapter
+from quire_server.errors import ConfigError, RequestError
+from quire_server.models.adapter_file import AdapterFile
+
+
+class Store:
+    """Reads what a test has put at a path."""
+
+    def __init__(self):
+        self.contents, self.numbers = {}, []
+
+    def read(self, directory: Path) -> AdapterFile:
+        content = self.contents[str(directory)]
+        if isinstance(content, Exception):
+            raise content
+        return AdapterFile(8, {}, content)
+
+    def add(self, number, file):
+        self.numbers.append(number)
+
+    def remove(self, number):
+        self.numbers.remove(number)
+
+
+@pytest.fixture
+def store():
+    return Store()
+
+
+def make(store):
+    slots, woken = AdapterSlots(2), threading.Event()
+    registry = AdapterRegistry(store, slots)
+    registry.wake = woken.set
+
+    def load(name, content):
+        store.contents[f"/{name}"] = content
+        woken.clear()
+        assert registry.apply([LoadAdapter(name, f"/{name}", content)], ())
+        assert woken.wait(10) and registry.advance()
+        return next(state for state in registry.states() if state.name == name)
+
+    return registry, slots, load
+
+
+def test_a_name_that_gets_other_content_keeps_the_old_one_for_its_requests(store):
+    registry, slots, load = make(store)
+    assert load("a", "one").is_ready
+    first = registry.find("a")
+    slots.add_user(first.number)
+    assert load("a", "two").digest == "two"
+    second = registry.find("a")
+    assert second.number != first.number and second.key != first.key and store.numbers == [1, 2]
+    slots.remove_user(first.number)
+    registry.advance()
+    assert store.numbers == [2]
+    load("a", "two")  # the same content once more changes nothing
+    assert registry.find("a") == second
+
+
+def test_what_cannot_be_read_leaves_the_earlier_content_and_has_its_reason(store):
+    registry, _, load = make(store)
+    load("a", "one")
+    state = load("a", ConfigError("use_dora is true"))
+    assert state.is_ready and state.reason == "use_dora is true" and state.digest == "one"
+    assert not load("b", MemoryError()).is_ready
+    assert registry.find("a") is not None
+    with pytest.raises(RequestError, match="not loaded"):
+        registry.find("b")
+
+
+def test_a_dropped_name_is_gone_at_once_and_its_memory_with_its_last_request(store):
+    registry, slots, load = make(store)
+    load("a", "one")
+    number = registry.find("a").number
+    slots.add_user(number)
+    slots.acquire(number)
+    assert registry.apply((), ["a", "unknown"]) and registry.states() == ()
+    with pytest.raises(RequestError):
+        registry.find("a")
+    registry.advance()
+    assert store.numbers == [number] and slots.num_resident == 1
+    slots.release(number)
+    slots.remove_user(number)
+    registry.advance()
+    assert store.numbers == [] and slots.num_resident == 0
+
+
+def test_there_is_a_limit_and_a_server_without_adapters_says_so(store, monkeypatch):
+    monkeypatch.setattr(adapter_registry, "MAX_ADAPTERS", 1)
+    registry, _, load = make(store)
+    load("a", "one")
+    registry.apply([LoadAdapter("b", "/b", "1")], ())
+    assert "drop one" in registry.states()[1].reason
+    without = AdapterRegistry(None, AdapterSlots(0))
+    without.apply([LoadAdapter("a", "/a", "1")], ())
+    assert "--max-adapters" in without.states()[0].reason

@@ -1,0 +1,175 @@
+"""Requests with LoRA adapters get the greedy tokens of the models into which these are merged."""
+
+import pytest
+
+from e2e import models
+from quire_server.core.config import PreemptionMode, SpeculationConfig, SpeculativeMethod
+from quire_server.core.request import Request
+from quire_server.errors import QuireServerError
+from quire_server.runner.model_runner import ModelRunner
+from tests.server import adapter_files, tiny_model
+from tests.server.runner.gpu.fake_device import FakeDevice
+from tests.server.runner.gpu.test_executor import gpu_runner
+from tests.server.runner.in_process import InProcessEngine, greedy, load
+
+PROMPTS = [[3 + (7 * i * n) % 250 for i in range(n)] for n in (5, 40, 23, 61, 2, 17)]
+ADAPTERS = [1, 0, 2, 3, 2, 1]  # of the prompts; 0: none
+LENGTH = 12
+KINDS = [
+    {"rank": 4},
+    {"rank": 8, "alpha": 4.0, "targets": ("q_proj", "v_proj")},
+    {"rank": 1, "alpha": 1.0, "use_rslora": True, "targets": ("o_proj", "gate_proj", "down_proj")},
+]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return tiny_model.write(tmp_path_factory.mktemp("adapters") / "model")
+
+
+@pytest.fixture(scope="module")
+def adapters(model):
+    return [
+        adapter_files.write(model.parent / f"adapter-{number}", model, seed=number, **kind)
+        for number, kind in enumerate(KINDS, start=1)
+    ]
+
+
+@pytest.fixture(scope="module")
+def expected(model, adapters):
+    """The tokens of each prompt with its adapter, of a model with the adapter merged into it."""
+    models = [model] + [
+        adapter_files.merged(model, one, model.parent / f"merged-{one.name}") for one in adapters
+    ]
+    answers = [
+        InProcessEngine(load(models[number])).generate([prompt], greedy(LENGTH))[0]
+        for prompt, number in zip(PROMPTS, ADAPTERS, strict=True)
+    ]
+    assert answers[0] != InProcessEngine(load(model)).generate([PROMPTS[0]], greedy(LENGTH))[0]
+    return answers
+
+
+def with_adapters(runner: ModelRunner, directories) -> ModelRunner:
+    for number, directory in enumerate(directories, start=1):
+        runner.adapters.add(number, runner.adapters.read(directory))
+    return runner
+
+
+def answers(runner: ModelRunner, *, rounds: int = 1, preemptions=None, **limits) -> list[list[list[int]]]:
+    """Of all prompts at once, as often as there are rounds. ``preemptions`` gets their number."""
+    engine = InProcessEngine(runner, **limits)
+    found = []
+    for round_number in range(rounds):
+        tokens: dict[str, list[int]] = {}
+        for index, (prompt, adapter) in enumerate(zip(PROMPTS, ADAPTERS, strict=True)):
+            name = f"{round_number}-{index}"
+            tokens[name] = []
+            engine.scheduler.add(
+                Request(name, tuple(prompt), greedy(LENGTH), arrival=0.0),
+                adapter=adapter,
+                adapter_key=f"a{adapter}" if adapter else "",
+            )
+        while (step := engine.scheduler.schedule()) is not None:
+            for event in engine.scheduler.commit(step, runner.run(step)):
+                assert event.error is None, event.error
+                tokens[event.request_id] += event.token_ids
+        engine.scheduler.check()
+        found.append(list(tokens.values()))
+    if preemptions is not None:
+        preemptions.append(engine.scheduler.stats.preemptions)
+    return found
+
+
+@pytest.mark.parametrize("num_slots", [1, 2, 3])
+def test_a_batch_of_adapters_and_the_base_has_the_tokens_of_merged_models(
+    model, adapters, expected, num_slots
+):
+    runner = with_adapters(load(model, max_adapters=num_slots), adapters)
+    for found in answers(runner, rounds=2, num_adapter_slots=num_slots):  # the second one has prefix hits
+        assert found == expected
+
+
+@pytest.mark.parametrize("mode", PreemptionMode)
+@pytest.mark.parametrize("method", [SpeculativeMethod.NGRAM, SpeculativeMethod.DRAFT_MODEL])
+def test_adapters_survive_chunks_preemption_tiers_and_drafts(model, adapters, expected, method, mode):
+    options = {"speculative_model": model} if method is SpeculativeMethod.DRAFT_MODEL else {}
+    tier = {"kv_offload_host_bytes": 1 << 20}
+    runner = load(model, max_adapters=3, num_speculative_tokens=3, **options, **tier)
+    limits = {"speculation": SpeculationConfig(method, 3), "preemption_mode": mode, "num_blocks": 7}
+    limits |= {"max_num_batched_tokens": 9, "max_num_seqs": 6, "num_host_slots": runner.num_host_slots}
+    preemptions = []
+    found = answers(with_adapters(runner, adapters), preemptions=preemptions, num_adapter_slots=3, **limits)
+    assert found == [expected] and preemptions[0] > 0
+
+
+def test_an_asynchronous_device_has_the_same_tokens(model, adapters, expected):
+    runner = gpu_runner(FakeDevice(), model, max_adapters=2, num_blocks_override=60)
+    assert answers(with_adapters(runner, adapters), num_adapter_slots=2) == [expected]
+
+
+def test_int8_layers_have_adapters_beside_them(model, adapters):
+    runner = with_adapters(load(model, quantization="int8", max_adapters=3), adapters)
+    plain = load(model, quantization="int8")
+    (found,) = answers(runner, num_adapter_slots=3)
+    base = InProcessEngine(plain).generate([PROMPTS[1]], greedy(LENGTH))[0]
+    assert found[1] == base and len({tuple(one) for one in found}) == len(PROMPTS)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"use_dora": True}, "use_dora"),
+        ({"bias": "all"}, "bias"),
+        ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
+        ({"rank_pattern": {"q_proj": 2}}, "rank_pattern"),
+        ({"new_thing": 1}, "new_thing"),
+        ({"init_lora_weights": "pissa_niter_4"}, "init_lora_weights"),
+        ({"peft_type": "IA3"}, "peft_type"),
+        ({"r": 65}, "r is 65"),
+        ({"r": 3}, "another model"),
+        ({"lora_alpha": "8"}, "lora_alpha"),
+        ({"rank": 32}, "--max-adapter-rank"),
+        ({"targets": ("embed_tokens",)}, "embed_tokens"),
+    ],
+)
+def test_what_would_be_computed_differently_is_refused_by_name(model, tmp_path, change, reason):
+    adapters = load(model, max_adapters=1).adapters
+    directory = adapter_files.write(tmp_path / "adapter", model, **change)
+    with pytest.raises(QuireServerError, match=reason):
+        adapters.read(directory)
+
+
+def test_a_pickle_is_not_read(model, tmp_path):
+    directory = adapter_files.write(tmp_path / "adapter", model)
+    (directory / "adapter_model.safetensors").rename(directory / "adapter_model.bin")
+    with pytest.raises(QuireServerError, match="pickle"):
+        load(model, max_adapters=1).adapters.read(directory)
+
+
+@pytest.mark.deep
+def test_a_real_model_has_the_tokens_of_its_merged_models(tmp_path):
+    model, prompts = models.smollm2(), PROMPTS[:3]
+    directories = [
+        adapter_files.write(tmp_path / str(seed), model, seed=seed, rank=8, alpha=4.0, scale=0.03)
+        for seed in (1, 2)
+    ]
+    options = {"max_model_len": 256, "max_num_seqs": 4}
+    expected = [
+        InProcessEngine(load(one, **options)).generate([prompt], greedy(LENGTH))[0]
+        for prompt, one in zip(
+            prompts,
+            [model, *(adapter_files.merged(model, one, tmp_path / f"m{one.name}") for one in directories)],
+            strict=True,
+        )
+    ]
+    engine = InProcessEngine(with_adapters(load(model, max_adapters=2, **options), directories))
+    base = engine.generate(prompts, greedy(LENGTH))
+    engine = InProcessEngine(engine.runner, num_adapter_slots=2)
+    tokens: list[list[int]] = [[], [], []]
+    for index, prompt in enumerate(prompts):
+        request = Request(str(index), tuple(prompt), greedy(LENGTH), arrival=0.0)
+        engine.scheduler.add(request, adapter=index, adapter_key=str(index))
+    while (step := engine.scheduler.schedule()) is not None:
+        for event in engine.scheduler.commit(step, engine.runner.run(step)):
+            tokens[int(event.request_id)] += event.token_ids
+    assert tokens == expected and base[0] == expected[0] and base[1] != expected[1]

@@ -1,0 +1,131 @@
+"""LoRA adapters as an operator and clients see them: loaded, named as models, dropped, refused."""
+
+import concurrent.futures
+import json
+
+import httpx
+import pytest
+
+from tests.server import adapter_files
+from tests.server.conftest import ADMIN_KEY, KEY
+from tests.server.launch import Server
+from tests.server.runner.in_process import InProcessEngine, greedy, load
+
+TEXT = "Once upon a time, in a"
+LENGTH = 16
+
+
+@pytest.fixture(scope="module")
+def folder(tiny, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("served-adapters")
+    for number in (1, 2, 3):
+        adapter_files.write(folder / f"a{number}", tiny, seed=number)
+    adapter_files.write(folder / "dora", tiny, use_dora=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(tiny, folder, tmp_path_factory):
+    keys = tmp_path_factory.mktemp("keys")
+    (keys / "client").write_text(KEY)
+    (keys / "admin").write_text(f"{ADMIN_KEY}\nadmin: true")
+    directory = tmp_path_factory.mktemp("adapters-server")
+    flags = ("--max-adapters", "2", "--adapters-dir", str(folder), "--api-keys-dir", str(keys))
+    with Server(tiny, directory, *flags) as server:
+        server.wait_ready()
+        for number in (1, 2, 3):
+            assert change(server, "load", lora_name=f"a{number}", lora_path=f"a{number}").status_code == 200
+        yield server
+
+
+def change(server, what, key=ADMIN_KEY, **body):
+    return server.post(f"/v1/{what}_lora_adapter", body, key=key)
+
+
+def answer(server, model, **fields):
+    body = {"model": model, "prompt": TEXT, "max_tokens": LENGTH, "temperature": 0, "ignore_eos": True}
+    return server.post("/v1/completions", {**body, **fields}, key=KEY)
+
+
+def text_of(server, model):
+    found = answer(server, model)
+    assert found.status_code == 200, found.text
+    assert found.json()["model"] == model
+    return found.json()["choices"][0]["text"]
+
+
+def test_each_name_is_answered_by_its_adapter_side_by_side(server, tiny, folder, tmp_path):
+    names = ["tiny", "a1", "a2", "a3"] * 3
+    with concurrent.futures.ThreadPoolExecutor(len(names)) as threads:
+        texts = list(threads.map(lambda name: text_of(server, name), names))
+    prompt = server.post("/tokenize", {"model": "a1", "prompt": TEXT}, key=KEY).json()["tokens"]
+    for index, name in enumerate(names[:4]):
+        model = tiny if name == "tiny" else adapter_files.merged(tiny, folder / name, tmp_path / name)
+        tokens = InProcessEngine(load(model)).generate([prompt], greedy(LENGTH))[0]
+        text = server.post("/detokenize", {"tokens": tokens}, key=KEY).json()["prompt"]
+        assert set(texts[index::4]) == {text.replace("<|im_end|>", "").replace("<|im_start|>", "")}
+    assert server.metric("llm_adapter_resident", model="tiny") == 2
+    assert server.metric("llm_adapter_slot_loads_total", model="tiny") >= 3
+    assert server.metric("llm_adapter_requests_total", adapter="a3") >= 3
+
+
+def test_an_adapter_is_a_model_of_the_list_with_its_parent_and_answers_chats(server):
+    with server.client(KEY) as client:
+        cards = {card.id: card for card in client.models.list()}
+        assert cards["a1"].parent == "tiny" and cards["tiny"].parent is None
+        assert client.models.retrieve("a1").id == "a1"
+        messages = [{"role": "user", "content": "Hello"}]
+        chat = client.chat.completions.create(model="a1", messages=messages, max_tokens=3)
+        assert chat.model == "a1"
+
+
+def test_a_name_is_dropped_while_its_answer_runs_and_loaded_again(server, folder, tiny):
+    text = text_of(server, "a2")
+    asked = {"model": "a2", "prompt": TEXT, "max_tokens": 300, "temperature": 0, "stream": True}
+    with server.client(KEY) as client:
+        chunks = iter(client.completions.create(**asked, extra_body={"ignore_eos": True}))
+        next(chunks)
+        assert change(server, "unload", lora_name="a2").status_code == 200
+        assert answer(server, "a2").status_code == 404
+        last = [chunk for chunk in chunks if chunk.choices][-1]
+    assert last.choices[0].finish_reason == "length"
+    assert change(server, "unload", lora_name="a2").status_code == 404
+    adapter_files.write(folder / "a2", tiny, seed=22)  # other content under the same name
+    assert change(server, "load", lora_name="a2", lora_path=str(folder / "a2")).status_code == 200
+    assert text_of(server, "a2") != text
+
+
+def test_a_broken_adapter_hurts_no_other_and_statusz_has_its_reason(server):
+    refused = change(server, "load", lora_name="broken", lora_path="dora")
+    assert refused.status_code == 400 and "use_dora" in refused.json()["error"]["message"]
+    states = {one["name"]: one for one in server.statusz()["adapters"]}
+    assert states["broken"]["state"] == "Failed" and "use_dora" in states["broken"]["reason"]
+    assert states["a1"]["state"] == "Ready" and states["a1"]["rank"] == 4
+    assert answer(server, "broken").status_code == 404
+    assert server.metric("llm_adapter_failed", model="tiny") == 1
+    text_of(server, "a1")
+    assert change(server, "unload", lora_name="broken").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"lora_name": "tiny", "lora_path": "a1"}, "lora_name"),
+        ({"lora_name": "a1", "lora_path": "a1"}, "lora_name"),
+        ({"lora_name": "-x", "lora_path": "a1"}, "lora_name"),
+        ({"lora_name": "x", "lora_path": "../"}, "lora_path"),
+        ({"lora_name": "x", "lora_path": "/etc"}, "lora_path"),
+        ({"lora_name": "x", "lora_path": "a1\0"}, "lora_path"),
+        ({"lora_name": "x", "lora_path": "."}, "lora_path"),
+    ],
+)
+def test_what_may_not_be_loaded_is_refused_by_its_field(server, body, param):
+    refused = change(server, "load", **body)
+    assert refused.status_code == 400 and refused.json()["error"]["param"] == param
+    assert change(server, "load", key=KEY, **body).status_code == 403
+
+
+def test_the_openapi_document_names_the_adapters(server):
+    headers = {"authorization": f"Bearer {KEY}"}
+    document = httpx.get(server.url + "/openapi.json", headers=headers).json()
+    assert "a1" in json.dumps(document["components"]["schemas"]["ChatCompletionRequest"])
