@@ -163,7 +163,7 @@ class ServeConfig:
         16, integer(1, 64), "highest rank of a LoRA adapter, for which each place on the device has room"
     )
     adapters_dir: Path | None = setting(
-        None, path, "directory of the LoRA adapters that /v1/load_lora_adapter may load"
+        None, path, "directory of LoRA adapters: each directory in it is one, under its name"
     )
     kv_role: str = setting(
         "none",

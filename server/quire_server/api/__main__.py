@@ -30,6 +30,7 @@ from quire_http.malloc import return_memory
 from quire_http.rate_limit import RateLimits, Rates
 from quire_http.server import HttpServer, listen
 from quire_server import config, fault_injection, log, termination
+from quire_server.api.adapter_folder import AdapterFolder
 from quire_server.api.admission import Admission, Limits
 from quire_server.api.app import create_app
 from quire_server.api.auth import Keys
@@ -216,6 +217,11 @@ async def _serve(context: ServerContext, listener: socket.socket, *, max_age: fl
     # Only now: to the engine, and so to readiness, our connection means that we listen.
     connecting = loop.create_task(context.engine.run())
     watching = loop.create_task(_watch_lag(context.metrics.loop_lag))
+    folder = context.adapters_dir
+    if folder is not None:
+        adapters = AdapterFolder(folder, context.engine, context.served_names)
+        following = loop.create_task(adapters.run())
+        serving.add_done_callback(lambda _: following.cancel())
     begin = loop.create_task(context.drain.wait_for_begin())
     await asyncio.wait({serving, connecting, begin}, return_when=asyncio.FIRST_COMPLETED)
     if not begin.done():

@@ -6,16 +6,14 @@ An admin's key may load what lies in --adapters-dir, and nothing else of the mac
 from __future__ import annotations
 
 import functools
-import re
 from pathlib import Path
 
 from quire_http.errors import ApiError, bad_field
 from quire_http.exchange import HttpExchange
 from quire_server.api.context import ServerContext
+from quire_server.api.protocol.names import is_adapter_name
 from quire_server.api.protocol.requests import LoadAdapterRequest, UnloadAdapterRequest
 from quire_server.api.protocol.validation import validate
-
-_NAME = re.compile(r"[A-Za-z0-9]([-._A-Za-z0-9]{0,251}[A-Za-z0-9])?")
 
 
 async def load(context: ServerContext, exchange: HttpExchange) -> None:
@@ -23,7 +21,7 @@ async def load(context: ServerContext, exchange: HttpExchange) -> None:
     folder = _folder(context)
     request = await context.read(exchange, functools.partial(validate, LoadAdapterRequest))
     name = request.lora_name
-    if _NAME.fullmatch(name) is None:
+    if not is_adapter_name(name):
         raise bad_field("lora_name", "may have letters, digits, '-', '.' and '_', and begin and end with one")
     if name in context.served_names:
         raise bad_field("lora_name", "is a name of the model itself: choose another one")

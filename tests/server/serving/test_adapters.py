@@ -20,7 +20,8 @@ def folder(tiny, tmp_path_factory):
     folder = tmp_path_factory.mktemp("served-adapters")
     for number in (1, 2, 3):
         adapter_files.write(folder / f"a{number}", tiny, seed=number)
-    adapter_files.write(folder / "dora", tiny, use_dora=True)
+    adapter_files.write(folder / "more" / "dora", tiny, use_dora=True)
+    adapter_files.write(folder / "more" / "b", tiny, seed=22)
     return folder
 
 
@@ -33,9 +34,12 @@ def server(tiny, folder, tmp_path_factory):
     flags = ("--max-adapters", "2", "--adapters-dir", str(folder), "--api-keys-dir", str(keys))
     with Server(tiny, directory, *flags) as server:
         server.wait_ready()
-        for number in (1, 2, 3):
-            assert change(server, "load", lora_name=f"a{number}", lora_path=f"a{number}").status_code == 200
+        server.wait("adapters", lambda: len(states(server)) == 3)
         yield server
+
+
+def states(server, state="Ready"):
+    return {one["name"] for one in server.statusz()["adapters"] if one["state"] == state}
 
 
 def change(server, what, key=ADMIN_KEY, **body):
@@ -79,7 +83,7 @@ def test_an_adapter_is_a_model_of_the_list_with_its_parent_and_answers_chats(ser
         assert chat.model == "a1"
 
 
-def test_a_name_is_dropped_while_its_answer_runs_and_loaded_again(server, folder, tiny):
+def test_a_name_is_dropped_while_its_answer_runs_and_loaded_again(server, folder):
     text = text_of(server, "a2")
     asked = {"model": "a2", "prompt": TEXT, "max_tokens": 300, "temperature": 0, "stream": True}
     with server.client(KEY) as client:
@@ -90,13 +94,24 @@ def test_a_name_is_dropped_while_its_answer_runs_and_loaded_again(server, folder
         last = [chunk for chunk in chunks if chunk.choices][-1]
     assert last.choices[0].finish_reason == "length"
     assert change(server, "unload", lora_name="a2").status_code == 404
-    adapter_files.write(folder / "a2", tiny, seed=22)  # other content under the same name
-    assert change(server, "load", lora_name="a2", lora_path=str(folder / "a2")).status_code == 200
+    other = str(folder / "more" / "b")  # other content under the same name
+    assert change(server, "load", lora_name="a2", lora_path=other).status_code == 200
     assert text_of(server, "a2") != text
 
 
+def test_directories_that_come_change_and_go_are_followed_without_a_restart(server, folder, tiny):
+    adapter_files.write(folder / "later", tiny, seed=5)
+    server.wait("it is loaded", lambda: "later" in states(server))
+    text = text_of(server, "later")
+    adapter_files.write(folder / "later", tiny, seed=6)
+    server.wait("its new content", lambda: text_of(server, "later") != text)
+    (folder / "later" / "adapter_config.json").unlink()
+    server.wait("it is dropped", lambda: "later" not in states(server))
+    assert answer(server, "later").status_code == 404
+
+
 def test_a_broken_adapter_hurts_no_other_and_statusz_has_its_reason(server):
-    refused = change(server, "load", lora_name="broken", lora_path="dora")
+    refused = change(server, "load", lora_name="broken", lora_path="more/dora")
     assert refused.status_code == 400 and "use_dora" in refused.json()["error"]["message"]
     states = {one["name"]: one for one in server.statusz()["adapters"]}
     assert states["broken"]["state"] == "Failed" and "use_dora" in states["broken"]["reason"]

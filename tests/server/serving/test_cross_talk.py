@@ -45,16 +45,14 @@ def server(tmp_path_factory):
         (keys / f"client-{number}").write_text(
             f"key-{number}\ngroup: team-{number % GROUPS}\nhighest-priority: high\n"
         )
-    (keys / "admin").write_text("admin-key\nadmin: true\n")
     model = copying_model.write(directory / "model")
     for name in ADAPTERS:
         adapter_files.write(directory / "adapters" / name, model, scale=0.0)
     flags = ("--api-keys-dir", str(keys), "--adapters-dir", str(directory / "adapters"), *FLAGS)
     with Server(model, directory, *flags) as server:
         server.wait_ready()
-        for name in ADAPTERS:
-            body = {"lora_name": name, "lora_path": name}
-            assert server.post("/v1/load_lora_adapter", body, key="admin-key").status_code == 200
+        server.wait("adapters", lambda: len(server.statusz()["adapters"]) == len(ADAPTERS))
+        server.wait("them", lambda: all(one["state"] == "Ready" for one in server.statusz()["adapters"]))
         yield server
 
 

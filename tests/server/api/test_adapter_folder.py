@@ -1,0 +1,54 @@
+"""What the folder of adapters has the engine do, look by look."""
+
+import asyncio
+
+from quire_server.api.adapter_folder import AdapterFolder
+
+
+class Engine:
+    connected = True
+
+    def __init__(self):
+        self.calls = []
+
+    async def load_adapter(self, name, path):
+        self.calls.append(("load", name))
+
+    async def drop_adapter(self, name):
+        self.calls.append(("drop", name))
+
+
+def write(directory, text="{}"):
+    directory.mkdir(exist_ok=True)
+    (directory / "adapter_config.json").write_text(text)
+
+
+def test_files_that_still_change_are_not_read_and_names_of_the_model_never(tmp_path):
+    engine = Engine()
+    folder = AdapterFolder(tmp_path, engine, ("tiny",))
+    for name in ("a", "tiny", "-x"):
+        write(tmp_path / name)
+    (tmp_path / "empty").mkdir()
+    asyncio.run(folder.look())
+    write(tmp_path / "a", "{} ")
+    asyncio.run(folder.look())
+    assert engine.calls == []
+    for _ in range(3):
+        asyncio.run(folder.look())
+    assert engine.calls == [("load", "a")]
+
+
+def test_a_folder_that_cannot_be_read_leaves_what_is_loaded(tmp_path):
+    engine, home = Engine(), tmp_path / "adapters"
+    folder = AdapterFolder(home, engine, ())
+    home.mkdir()
+    write(home / "a")
+    for _ in range(2):
+        asyncio.run(folder.look())
+    home.rename(tmp_path / "away")
+    asyncio.run(folder.look())
+    assert engine.calls == [("load", "a")]
+    (tmp_path / "away").rename(home)
+    (home / "a" / "adapter_config.json").unlink()
+    asyncio.run(folder.look())
+    assert engine.calls == [("load", "a"), ("drop", "a")]
