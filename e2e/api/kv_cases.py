@@ -38,7 +38,7 @@ def _adapters(**fields: str | int) -> Body:
 
 
 KV_CASES: dict[str, dict[str, Any]] = {
-    "spec#31": {
+    "spec#36": {
         "field": "spec.engine",
         "accepted": (
             minimal(engine={"maxAdapters": 4}, parallelism={"tensor": 1}),

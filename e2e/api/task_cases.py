@@ -54,6 +54,7 @@ TASK_CASES: dict[str, dict[str, Any]] = {
         "refused": (
             *(other for _, other in _ENGINES),
             _embed(engine={"weightOffload": "1Gi"}, **_ON_GPU),
+            _embed(engine={"maxAdapters": 2}),
         ),
     },
     "spec#35": {
