@@ -139,3 +139,28 @@ def test_adapters_are_refused_where_they_do_not_work(flags):
 def test_a_directory_of_adapters_needs_places_for_them():
     with pytest.raises(ConfigError, match="--adapters-dir needs --max-adapters"):
         parse_args(["m", "--adapters-dir", "/adapters"], {})
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--tensor-parallel-size", "2"],
+        ["--speculative-method", "ngram"],
+        ["--kv-cache-dtype", "int8"],
+        ["--kv-cache-memory-bytes", "4096"],
+        ["--kv-role", "kv_producer"],
+        ["--chat-template", "/t.jinja"],
+        ["--max-adapters", "1"],
+    ],
+    ids=lambda flags: flags[0],
+)
+def test_what_a_model_that_embeds_texts_does_not_do_is_refused_by_name(flags):
+    assert parse_args(["m", *flags], {}).task == "generate"
+    with pytest.raises(ConfigError, match=f"{flags[0]} does not work with --task embed: leave it out"):
+        parse_args(["m", "--task", "embed", *flags], {})
+
+
+def test_a_pooling_needs_a_model_that_embeds_texts():
+    assert parse_args(["m", "--task", "embed", "--pooling", "mean"], {}).pooling == "mean"
+    with pytest.raises(ConfigError, match="--pooling needs --task embed"):
+        parse_args(["m", "--pooling", "mean"], {})
