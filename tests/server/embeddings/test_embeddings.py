@@ -194,9 +194,20 @@ def test_a_server_with_another_golden_vector_does_not_start(bert, embedder, tmp_
         assert server.failure()["reason"] == "CanaryMismatch"
 
 
-def test_a_weight_that_is_damaged_while_it_serves_fails_requests_and_ends_the_server(bert, tmp_path):
+def test_a_weight_that_is_damaged_while_it_serves_fails_requests(bert, tmp_path):
     with Server(bert, tmp_path, "--task", "embed", fault="nan_weight:after=1") as server:
         server.wait_ready()
         answers = [server.post("/v1/embeddings", {"model": "tiny", "input": "a"}) for _ in range(4)]
         assert answers[-1].status_code == 500
         server.wait_fault("nan_weight")
+
+
+def test_an_input_that_is_not_computed_in_time_is_refused_and_says_when_to_come_back(bert, tmp_path):
+    flags = ("--task", "embed", "--request-timeout-seconds", "1")
+    with Server(bert, tmp_path, *flags, fault="stuck_step:after=3") as server:
+        server.wait_ready()
+        answers = (server.post("/v1/embeddings", {"model": "tiny", "input": "a"}) for _ in range(5))
+        refused = next(answer for answer in answers if answer.status_code != 200)
+        server.wait_fault("stuck_step")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "deadline_exceeded")
+    assert int(refused.headers["retry-after"]) >= 1
