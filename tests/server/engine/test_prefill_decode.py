@@ -64,6 +64,7 @@ class ByteRunner:
     """
 
     max_steps_in_flight = 1
+    adapters = None
 
     def __init__(self, is_shared, num_blocks=NUM_BLOCKS):
         self.grammars = FakeGrammars()
