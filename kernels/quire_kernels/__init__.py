@@ -9,6 +9,7 @@ the KV cache see `paged_kv_cache`.
 from quire_kernels.activation.gelu_tanh_mul import gelu_tanh_mul
 from quire_kernels.activation.silu_mul import silu_mul
 from quire_kernels.activation.silu_mul_fp8 import silu_mul_fp8
+from quire_kernels.attention.bidirectional_attention import bidirectional_attention
 from quire_kernels.attention.paged_decode_attention import DecodeGather, decode_gather, paged_decode_attention
 from quire_kernels.attention.paged_prefill_attention import (
     PrefillSpan,
@@ -80,6 +81,7 @@ __all__ = [
     "add_rmsnorm_fp8",
     "apply_penalties",
     "apply_token_bitmask",
+    "bidirectional_attention",
     "can_one_shot",
     "create_shm_region",
     "decode_gather",

@@ -6,6 +6,7 @@ Importing it imports triton, so no serving code does.
 from quire_kernels import block_copy_triton, one_shot_all_reduce_triton, sum_parts_triton
 from quire_kernels.activation import gelu_tanh_mul_triton, silu_mul_fp8_triton, silu_mul_triton
 from quire_kernels.attention import (
+    bidirectional_attention_triton,
     paged_decode_attention_triton,
     paged_prefill_attention_triton,
     paged_verify_attention_triton,
@@ -43,6 +44,7 @@ LAUNCH_CONFIGS = (
     *add_lora_triton.LAUNCH_CONFIGS,
     *paged_prefill_attention_triton.LAUNCH_CONFIGS,
     *paged_verify_attention_triton.LAUNCH_CONFIGS,
+    *bidirectional_attention_triton.LAUNCH_CONFIGS,
     *block_copy_triton.LAUNCH_CONFIGS,
     *one_shot_all_reduce_triton.LAUNCH_CONFIGS,
 )

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from quire_server.layers.bidirectional_attention import bidirectional_attention
 from quire_server.layers.linear import LinearFactory, LinearLayer
+from quire_server.layers.ops import bidirectional_attention
 from quire_server.models.encoder_config import EncoderConfig
 
 _ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
@@ -57,9 +57,9 @@ class EncoderLayer:
         self._norm = norm(f"{prefix}.output.LayerNorm", hidden)
         self.norms = [self._attention_norm, self._norm]
 
-    def __call__(self, x: Tensor, lengths: Sequence[int]) -> Tensor:
+    def __call__(self, x: Tensor, bounds: Tensor, lengths: Sequence[int]) -> Tensor:
         q, k, v = self._qkv(x).unflatten(1, self._shape).unbind(1)
-        attended = bidirectional_attention(q, k, v, lengths, self._shape[2] ** -0.5).flatten(1)
+        attended = bidirectional_attention(q, k, v, bounds, lengths, self._shape[2] ** -0.5).flatten(1)
         x = self._attention_norm(self._output(attended) + x)
         return self._norm(self._down(self._activate(self._up(x))) + x)
 
@@ -136,8 +136,9 @@ class Encoder:
         words, places, types = self._tables.values()
         x = words[token_ids] + types[token_types] + places[positions + self.config.first_position]
         x = self.norm(x)
+        bounds = torch.tensor([0, *lengths]).cumsum(0).to(x.device)
         for layer in self.layers:
-            x = layer(x, lengths)
+            x = layer(x, bounds, lengths)
         return x
 
     def scores(self, first_states: Tensor) -> Tensor:
