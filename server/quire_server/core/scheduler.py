@@ -30,7 +30,7 @@ from quire_server.core.adapter_slots import AdapterSlots
 from quire_server.core.config import Batching, SchedulerConfig, rejection_reason, too_long_reason
 from quire_server.core.kv_cache_manager import KVCacheManager, PrefixBlocks
 from quire_server.core.pipeline import SlotLoad
-from quire_server.core.policy import NORMAL_PRIORITY
+from quire_server.core.policy import NORMAL_PRIORITY, TOP_PRIORITY
 from quire_server.core.request import FinishReason, Request
 from quire_server.core.request_queue import RequestQueue
 from quire_server.core.sequence import Sequence, Status
@@ -194,7 +194,7 @@ class Scheduler:
         sequence.num_fetched_tokens = num_fetched_tokens
         if is_exclusive:
             self._exclusive = sequence
-        elif request.priority <= NORMAL_PRIORITY:
+        elif TOP_PRIORITY < request.priority <= NORMAL_PRIORITY:  # health checks wait
             self._newest_arrival = max(self._newest_arrival, request.arrival)
 
     def abort(self, request_id: str) -> None:

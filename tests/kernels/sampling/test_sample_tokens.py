@@ -101,3 +101,18 @@ def test_the_largest_is_the_first_of_equals_and_shows_a_row_that_is_not_sound(
     tokens, found = sample_tokens(torch.tensor([row]), *parameters(temperature, top_k=1, rows=1))
     torch.testing.assert_close(found, torch.tensor([largest]), equal_nan=True)
     assert tokens.item() == token or (temperature and row[int(tokens)] == largest)
+
+
+@pytest.mark.parametrize("given", [{"top_k": 2}, {"top_p": 0.9999999}])
+def test_a_token_one_rounding_from_the_end_of_those_that_are_looked_at_can_be_drawn(
+    given: dict[str, float],
+) -> None:
+    most = torch.tensor(3.3)
+    for distance in (2.0, 4.0, 7.0):
+        near = torch.nextafter(most - distance, torch.tensor(-INF))
+        row = torch.full((40_001,), -30.0)
+        row[7], row[39_000] = most, near
+        rows, *others = parameters(**given, rows=4000)
+        tokens, _ = sample_tokens(row[None], torch.zeros_like(rows), *others)
+        assert set(tokens.tolist()) <= {7, 39_000}
+        assert (tokens == 39_000).any() or distance > 4

@@ -122,6 +122,11 @@ def test_half_a_minute_after_the_last_request_prompts_of_low_priority_fill_the_s
     assert steps[2:31] == [(10,)] * 29 and sum(steps[31]) > 100
 
 
+def test_health_checks_bound_no_prompt_of_low_priority() -> None:
+    steps = low_priority_steps((1.0, "check", TOP_PRIORITY), num_steps=3)
+    assert [sum(step) for step in steps] == [320] * 3
+
+
 def test_without_the_policy_priority_low_priorities_change_no_step() -> None:
     scheduler, runner = engine(policy=Policy.FCFS, num_blocks=400, max_model_len=1200)
     scheduler.add(request("low", LONG, 3, priority=CLASSES["low"]))

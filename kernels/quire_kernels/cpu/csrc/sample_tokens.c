@@ -167,18 +167,19 @@ INLINE struct reach reach_of(const struct row *r) {
     return reach;
 }
 
-/* Puts the scaled logits that are not below `cut` into `values`, and their masses beside them. */
-INLINE void collect(struct row *r, float cut) {
+/* Puts the scaled logits up to this distance into `values`, and their masses beside them. The comparison is that of
+ * `reach_of`, so that as many are collected as were counted. */
+INLINE void collect(struct row *r, float distance) {
     int64_t count = 0;
     for (int64_t b = 0; b < r->blocks; b++) {
-        if (r->block_max[b] < cut) continue;
+        if (r->block_max[b] - r->most < -distance) continue;
         for (int64_t i = b * BLOCK; i < (b + 1) * BLOCK && i < r->vocab; i += LANES) {
             const floats x = logits_at(r, i) / r->temperature;
-            if (!is_any(x >= cut)) continue;
+            if (!is_any(x - r->most >= -distance)) continue;
             const int lanes = r->vocab - i < LANES ? r->vocab - i : LANES;
             for (int lane = 0; lane < lanes; lane++) {
                 r->values[count] = x[lane];
-                count += x[lane] >= cut;
+                count += x[lane] - r->most >= -distance;
             }
         }
     }
@@ -244,7 +245,7 @@ INLINE float top_threshold(struct row *r, int64_t top_k, float top_p, float *sor
     double total = reach.masses[NUM_DISTANCES - 1];
     int d = 0;
     while (d < NUM_DISTANCES - 1 && (top_k > 0 ? reach.counts[d] < top_k : reach.masses[d] < top_p * total * 1.0001)) d++;
-    collect(r, r->most - DISTANCES[d]);
+    collect(r, DISTANCES[d]);
     int64_t counts[BINS] = {0};
     double masses[BINS] = {0};
     for (int64_t i = 0; i < r->count; i++) {
@@ -345,7 +346,7 @@ INLINE void draw_from(
         const int64_t first = block * BLOCK + 4 * i;
         for (int64_t token = first; token < first + 4 && token < r->vocab; token++) {
             const float scaled = r->logits[token] / r->temperature;
-            if (four[token - first] > limit || !(scaled >= threshold)) continue;
+            if (four[token - first] > limit || !(scaled >= threshold && scaled > -INFINITY)) continue;
             const float score = scaled + noise_of(four[token - first]);
             if (score > best->score || (score == best->score && token < best->token))
                 best->score = score, best->token = token;
