@@ -384,6 +384,8 @@ class Admission:
     def _check_memory(self, asked: AdmissionRequest, claim: Claim) -> None:
         info = self._info
         assert info is not None
+        if info.pooling:
+            return  # its blocks stand for no memory
         demand = kv_demand(info, self._stats, self.unseen)
         if is_short_of_memory(info, demand, claim, asked.priority):
             message = (

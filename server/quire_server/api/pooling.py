@@ -186,8 +186,9 @@ async def _scores(
     firsts = list(dict.fromkeys(first for first, _ in pairs))
     seconds = list(dict.fromkeys(second for _, second in pairs))
     if request.server.engine.info.pooling == "score":
+        _check_truncation(request, truncate)
         parts = [
-            dict(zip(texts, await _tokenize(request, texts, None, field, special=False), strict=True))
+            dict(zip(texts, await _tokenize_parts(request, texts, field), strict=True))
             for texts, field in ((firsts, fields[0]), (seconds, fields[1]))
         ]
         inputs = [_pair(request, parts[0][one], parts[1][other], truncate) for one, other in pairs]
@@ -223,14 +224,11 @@ async def _tokenize(
     texts: Prompts | Sequence[str],
     truncate: int | None,
     field: str,
-    *,
-    special: bool = True,
 ) -> list[tuple[int, ...]]:
     """Token ids of each text, none longer than the model's longest. Raises ApiError."""
     server, longest = request.server, request.server.engine.info.max_model_len
+    _check_truncation(request, truncate)
     most = longest if truncate is None or truncate < 0 else truncate
-    if truncate is not None and (most > longest or most < 1):
-        raise bad_field("truncate_prompt_tokens", f"must be -1, or between 1 and {longest}")
     limit = longest if truncate is None else max(MAX_TEXT_TOKENS, longest)
     found = []
     is_short = sum(map(len, texts)) <= 2000
@@ -238,26 +236,47 @@ async def _tokenize(
         tokens = text
         if isinstance(text, str):
             tokens = await server.tokenize(
-                text, special=special, limit=limit, client=request.client, param=field, on_the_spot=is_short
+                text, special=True, limit=limit, client=request.client, param=field, on_the_spot=is_short
             )
         assert not isinstance(tokens, str)
         if truncate is not None and len(tokens) > most:
             ends = tokens[-1:] if isinstance(text, str) and server.tokenizer.ends_texts else ()
             tokens = (*tokens[: most - len(ends)], *ends)
-        _check_length(len(tokens), longest, field, is_pair=not special)
+        _check_length(len(tokens), longest, field)
+        if not tokens:
+            raise bad_field(field, "has an input without tokens")
         found.append(tuple(tokens))
     return found
 
 
-def _check_length(length: int, longest: int, field: str, *, is_pair: bool = False) -> None:
+async def _tokenize_parts(request: RequestContext, texts: Sequence[str], field: str) -> list[tuple[int, ...]]:
+    """Token ids of each text of pairs, without special tokens; how long a pair is decides what is kept."""
+    server = request.server
+    limit = max(MAX_TEXT_TOKENS, server.engine.info.max_model_len)
+    is_short = sum(map(len, texts)) <= 2000
+    return [
+        tuple(
+            await server.tokenize(
+                text, special=False, limit=limit, client=request.client, param=field, on_the_spot=is_short
+            )
+        )
+        for text in texts
+    ]
+
+
+def _check_truncation(request: RequestContext, truncate: int | None) -> None:
+    longest = request.server.engine.info.max_model_len
+    if truncate is not None and truncate != -1 and not 1 <= truncate <= longest:
+        raise bad_field("truncate_prompt_tokens", f"must be -1, or between 1 and {longest}")
+
+
+def _check_length(length: int, longest: int, field: str) -> None:
     if length > longest:
         raise PromptTooLongError(
             f"An input has {length} tokens, and the model takes {longest}: shorten it, or send "
             "truncate_prompt_tokens: -1.",
             param=field,
         )
-    if not length and not is_pair:
-        raise bad_field(field, "has an input without tokens")
 
 
 def _pair(

@@ -154,6 +154,11 @@ def test_a_cross_encoder_has_no_vectors_and_truncates_the_second_text_of_a_pair(
     cut = scorer.post("/v1/score", body | {"text_2": long[:187], "truncate_prompt_tokens": -1}).json()
     whole = scorer.post("/v1/score", body | {"text_2": most}).json()
     assert cut["data"][0]["score"] == pytest.approx(whole["data"][0]["score"], abs=1e-6)
+    # Also where one text alone is longer than the model takes.
+    cut = scorer.post("/v1/score", body | {"text_2": long, "truncate_prompt_tokens": -1}).json()
+    assert cut["data"][0]["score"] == pytest.approx(whole["data"][0]["score"], abs=1e-6)
+    wrong = scorer.post("/v1/score", body | {"text_2": "a", "truncate_prompt_tokens": 0})
+    assert wrong.status_code == 400 and wrong.json()["error"]["param"] == "truncate_prompt_tokens"
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
