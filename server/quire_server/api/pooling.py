@@ -323,24 +323,24 @@ async def _pool_one(request: RequestContext, index: int, one: Input, room: async
         reservation.begin(index)
         server.metrics.first_token(at - request.arrived_at, request.span.exemplar)
 
-    engine_request = Request(
-        f"{request.operation}-{request.response_id}-{index}",
-        one.token_ids,
-        _SAMPLING,
-        arrival=request.arrived_at,
-        priority=request.priority,
-        client=request.client,
-        external_id=request.exchange.request_id,
-        pooling=one.asked,
-    )
     received = functools.partial(reservation.received, index)
-    async with (
-        room,
-        server.engine.submit(
+    async with room:
+        # Inputs that have waited for room here arrive now: other requests take their turn among them.
+        is_first = index < server.engine.info.max_num_seqs
+        engine_request = Request(
+            f"{request.operation}-{request.response_id}-{index}",
+            one.token_ids,
+            _SAMPLING,
+            arrival=request.arrived_at if is_first else time.monotonic(),
+            priority=request.priority,
+            client=request.client,
+            external_id=request.exchange.request_id,
+            pooling=one.asked,
+        )
+        async with server.engine.submit(
             engine_request, request.deadline, came, is_whole=True, on_received=received
-        ) as events,
-    ):
-        event = await events.next()
+        ) as events:
+            event = await events.next()
     _measure(request, index, one, event)
     return event.pooled
 
