@@ -130,6 +130,8 @@ class StagedRunner:
 
     max_steps_in_flight = 2
 
+    adapters = None
+
     def __init__(self, is_shared, num_slots):
         self._device, self._host = ByteRunner(False, NUM_BLOCKS), ByteRunner(is_shared, num_slots)
         self.grammars, self.block_bytes = self._device.grammars, self._host.block_bytes
