@@ -176,7 +176,7 @@ def check_who_is_named(server, signum, victim, status):
     assert [rank["rank"] for rank in status["ranks"] if rank["missing"]] == [victim]
 
 
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("fault", "victim"),
     [
