@@ -38,6 +38,7 @@ class Account:
         self.model = ""  # as it was asked for, empty until it is known that there is one
         self.deployment = ""  # that it was sent to
         self.stream = False
+        self.generates = True  # else its prompt is counted, and takes nothing
         self.status = 0  # of HTTP, 0 where nothing was sent
         self.broken = ""  # why the answer ended early
         self.error_type = ""  # the same as a label of metrics
@@ -52,7 +53,9 @@ class Account:
         self.held_seconds = 0.0  # for a model that is started
         self.replicas: list[str] = []  # the pods that were asked, in their order
         self._path = path
-        self._find_usage = usage.find_last if path in calls.INPUT_OUTPUT_PATHS else usage.find
+        is_input_output = path in calls.INPUT_OUTPUT_PATHS
+        self._find_usage = usage.find_last if is_input_output else usage.find
+        self._find_in_events = usage.find_in_comment if is_input_output else usage.find
         self._request_id = request_id
         self._metrics = metrics
         self._log = log
@@ -78,6 +81,11 @@ class Account:
     def read_usage(self, data: bytes) -> None:
         """Read the usage where these bytes of an answer have it."""
         self.usage = self._find_usage(data) or self.usage
+
+    def read_events(self, events: bytes) -> None:
+        """The same of whole events of a stream, which are counted. Without a usage it is not whole."""
+        self.usage = self._find_in_events(events) or self.usage
+        self.num_events += events.count(b"\n\n")
 
     def reprice(self, prices: Prices) -> bool:
         """Something of these prices is to answer: whether the client's budget has room for it."""
@@ -122,12 +130,14 @@ class Account:
 
     def _settle(self, error: Exception | None) -> None:
         """Count the tokens, and give back what was reserved and not taken."""
-        if self.usage is not None:
+        if self.usage is not None and self.generates:
             self._metrics.took(self.model, self.client, self.usage)
         if self.reservation is None:
             return
         is_whole = not self.stream or (error is None and not self.broken)
-        if self.usage is not None and is_whole:
+        if self.usage is not None and is_whole and not self.generates:
+            self.reservation.settle(0, 0)
+        elif self.usage is not None and is_whole:
             self.reservation.settle(self.usage.prompt, self.usage.completion)
         elif not self.replicas:
             self.reservation.release()  # it went no further than this gateway

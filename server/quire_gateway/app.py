@@ -159,7 +159,7 @@ class Gateway:
         given = {name.decode("latin-1"): value.decode("latin-1") for name, value in exchange.scope["headers"]}
         is_line = self._delegated(exchange) is not None
         destination = self._destination(call, given, client, is_line=is_line)
-        account.model, account.stream = destination.model, call.stream
+        account.model, account.stream, account.generates = destination.model, call.stream, call.generates
         account.deployment, account.arm = destination.replicas.name, destination.arm
         account.route = destination.route
         if account.span is not None:

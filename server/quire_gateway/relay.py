@@ -562,9 +562,8 @@ async def _stream(
     try:
         while data:
             whole = events.add(data) if events else data
-            account.read_usage(tail + whole)
             if events:
-                account.num_events += whole.count(b"\n\n")
+                account.read_events(whole)
                 whole, fault = without_comment(whole), ""
                 if filtered is not None:
                     whole, fault = filtered.take(whole)
@@ -575,6 +574,7 @@ async def _stream(
                 if fault:
                     raise attempt.failed("engine", f"its engine failed: {fault}")
             else:
+                account.read_usage(tail + whole)
                 tail = (tail + whole)[-_MAX_USAGE_BYTES:]
                 await exchange.part(whole)
             data = await attempt.read()

@@ -54,12 +54,26 @@ def find_last(data: bytes) -> Usage | None:
     return Usage(int(read[1]), num_output, int(within[1]) if within else None)
 
 
+def find_in_comment(events: bytes) -> Usage | None:
+    """That of the replica's comment in whole events, whatever the events have: these may repeat objects of
+    the client's, and an event that begins an answer says a usage before there is one.
+    """
+    at, end = _comment(events)
+    return find(events[at:end]) if end else None
+
+
 def without_comment(events: bytes) -> bytes:
     """Whole events without the replica's comment."""
+    at, end = _comment(events)
+    return events[:at] + events[end:] if end else events
+
+
+def _comment(events: bytes) -> tuple[int, int]:
+    """Where the replica's comment begins and ends; (0, 0) where there is none."""
     at = 0
     if not events.startswith(_COMMENT):
         if (before := events.find(_END + _COMMENT)) < 0:
-            return events
+            return 0, 0
         at = before + len(_END)
     end = events.find(_END, at)
-    return events if end < 0 else events[:at] + events[end + len(_END) :]
+    return (0, 0) if end < 0 else (at, end + len(_END))

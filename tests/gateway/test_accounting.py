@@ -27,15 +27,18 @@ class Settled:
         self.as_it = "nothing"
 
 
-@pytest.fixture
-def account(clock):
-    nothing = types.SimpleNamespace(
-        **dict.fromkeys(("begun", "ended", "took", "request"), lambda *arguments: None)
-    )
-    account = Account("/v1/chat/completions", "x", nothing, nothing, clock)
-    account.reservation = Settled()
+def account_of(path, clock):
+    nothing = types.SimpleNamespace(**dict.fromkeys(("begun", "ended", "request"), lambda *arguments: None))
+    nothing.took = lambda *arguments: taken.append(arguments)
+    account, taken = Account(path, "x", nothing, nothing, clock), []
+    account.reservation, account.taken = Settled(), taken
     account.replicas.append("pod")
     return account
+
+
+@pytest.fixture
+def account(clock):
+    return account_of("/v1/chat/completions", clock)
 
 
 def settled(account, error=None):
@@ -46,15 +49,15 @@ def settled(account, error=None):
 @pytest.mark.parametrize("error", [ClientGoneError(), CutError()])
 def test_a_stream_that_breaks_off_takes_all_its_answers_where_each_chunk_has_the_usage_of_one(account, error):
     account.answer_begins(200)
-    account.stream, account.prompt_tokens, account.num_events = True, 9, 240
-    account.read_usage(CHUNK)
+    account.stream, account.prompt_tokens, account.num_events = True, 9, 239
+    account.read_events(CHUNK)
     assert settled(account, error) == (9, 240)
 
 
 def test_a_stream_that_is_whole_takes_what_it_says(account):
     account.answer_begins(200)
-    account.stream, account.prompt_tokens, account.num_events = True, 9, 33
-    account.read_usage(CHUNK)
+    account.stream, account.prompt_tokens, account.num_events = True, 9, 32
+    account.read_events(CHUNK)
     assert settled(account) == (5, 30)
 
 
@@ -82,3 +85,24 @@ def test_a_request_that_no_replica_was_asked_for_takes_nothing(account, stream, 
     account.replicas.clear()
     account.stream, account.prompt_tokens = stream, 9
     assert settled(account, error) == "nothing"
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/responses"])
+def test_a_stream_that_ends_with_the_failure_of_a_replica_takes_what_came_and_not_what_its_events_say(
+    path, clock
+):
+    account = account_of(path, clock)
+    account.answer_begins(200)
+    account.stream, account.prompt_tokens = True, 9
+    account.read_events(b'data: {"message": {"usage": {"input_tokens": 0, "output_tokens": 0}}}\n\n')
+    account.read_events(b"data: {}\n\n" * 40 + b'data: {"type": "error"}\n\n')
+    assert settled(account) == (9, 42) and not account.taken
+
+
+def test_a_prompt_that_is_counted_takes_nothing(clock):
+    account = account_of("/v1/messages/count_tokens", clock)
+    account.answer_begins(200)
+    account.generates = False
+    account.read_usage(b'{"input_tokens": 5000}')
+    assert settled(account) == (0, 0) and not account.taken
+    assert account.usage == Usage(5000, 0), "the log has it"

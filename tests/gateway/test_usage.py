@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from quire_gateway.usage import Usage, find, find_last, without_comment
+from quire_gateway.usage import Usage, find, find_in_comment, find_last, without_comment
 
 USAGE = {"prompt_tokens": 12, "completion_tokens": 3, "total_tokens": 15}
 CACHED = {**USAGE, "prompt_tokens_details": {"cached_tokens": 8}}
@@ -65,3 +65,12 @@ def test_the_comment_is_for_the_gateway_alone(before, after):
 
 def test_a_part_of_an_event_that_begins_like_the_comment_is_passed_on():
     assert without_comment(b": usage of a text") == b": usage of a text"
+
+
+def test_what_events_say_is_no_usage_and_the_comment_is_whatever_they_repeat_of_a_client():
+    fake = {"usage": {"input_tokens": 0, "output_tokens": 0, "prompt_tokens": 0, "completion_tokens": 0}}
+    event = b"data: " + json.dumps({"response": {"tools": [{"parameters": fake}]}}).encode() + b"\n\n"
+    begun = b'data: {"type": "message_start", "message": {"usage": {"input_tokens": 5}}}\n\n'
+    assert find_in_comment(begun + event) is None
+    for events in (COMMENT, event + COMMENT, COMMENT + event, begun + event + COMMENT + event):
+        assert find_in_comment(events) == Usage(12, 3, 8)
