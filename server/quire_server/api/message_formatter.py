@@ -6,13 +6,13 @@ them with the models of `protocol.message_responses`.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 
 from quire_http.exchange import HttpExchange, to_json
 from quire_server.api.output_pieces import CALL, TEXT, THOUGHT, Piece, pieces
 from quire_server.api.output_processor import TOOL_CALLS, OutputDelta
 from quire_server.api.protocol.generation import Generation
+from quire_server.api.protocol.tools import arguments_of
 from quire_server.api.request_context import RequestContext, TokenCounts
 from quire_server.api.response_formatter import Header, Response, count, usage
 
@@ -97,14 +97,11 @@ class FullMessage:
 
 
 def _whole(piece: Piece, text: str) -> Json:
-    """A block with all of its text. Arguments that were cut are none: there is no object to send."""
+    """A block with all of its text. Arguments that were cut, or are no object, are none."""
     block = _block(piece)
     if piece.kind != CALL:
         return {**block, piece.kind: text}
-    try:
-        return {**block, "input": json.loads(text or "{}")}
-    except ValueError:
-        return block
+    return {**block, "input": arguments_of(text) or {}}
 
 
 class StreamedMessage:

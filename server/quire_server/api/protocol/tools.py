@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler
-from pydantic_core import CoreSchema, core_schema
+from pydantic_core import CoreSchema, core_schema, from_json
 
 from quire_http.errors import bad_field
 from quire_server.api.protocol.validation import Boolean, Json, OneOf, RequestModel, Text, wrong
@@ -60,11 +60,20 @@ class ArgumentsText:
 
     def read(self, value: str) -> Json | str:
         """The object, or the text where it is none."""
-        try:
-            found = json.loads(value or "{}")
-        except (ValueError, RecursionError):
-            return value
-        return found if isinstance(found, dict) else value
+        found = arguments_of(value)
+        return value if found is None else found
+
+
+def arguments_of(text: str) -> Json | None:
+    """The object that this text is, empty of no text; None where it is none, or has what cannot be sent or
+    shown to a model: a lone surrogate, a number that is none or infinite, or more than 200 levels.
+    """
+    try:
+        found = from_json(text or "{}", allow_inf_nan=False)
+        json.dumps(found, allow_nan=False)  # 1e400 reads as infinity
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None
 
 
 class Function(RequestModel):

@@ -89,8 +89,13 @@ def _whole(feed: Feed, begin: int, end: int, names: Collection[str]) -> bool:
             return False
     if found.get("name") not in names or not isinstance(arguments, dict | None):
         return False
+    try:
+        written = json.dumps(arguments or {}, ensure_ascii=False, allow_nan=False)
+        written.encode()  # a lone surrogate cannot be sent
+    except (ValueError, RecursionError):
+        return False
     feed.at = end
     feed.consume()
     feed.emit(CallName(found["name"]))
-    feed.emit(Arguments(json.dumps(arguments or {}, ensure_ascii=False)))
+    feed.emit(Arguments(written))
     return True

@@ -7,6 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire_http.errors import ApiError
+from quire_http.exchange import to_json
+from quire_server.api.message_formatter import _whole
+from quire_server.api.output_pieces import CALL as CALL_PIECE
+from quire_server.api.output_pieces import Piece
+from quire_server.api.protocol.openai_responses import parse_responses
 from quire_server.api.protocol.requests import (
     DetokenizeRequest,
     TokenizeRequest,
@@ -14,6 +19,7 @@ from quire_server.api.protocol.requests import (
     parse_completion,
 )
 from quire_server.api.protocol.validation import parse_object, validate
+from quire_server.api.response_items import encoded
 from quire_server.core.sampling_params import SamplingParams
 from quire_server.model_dir.generation_config import SamplingDefaults
 
@@ -212,6 +218,30 @@ def test_calls_and_results_in_messages_are_as_templates_take_them():
         {"role": "assistant", "content": "", "reasoning_content": "hm", "tool_calls": [call]},
         result,
     )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"a": "\\ud800"}',
+        '{"a": NaN}',
+        '{"a": 1e400}',
+        "[1]",
+        "[" * 100_000,
+        '{"a": ' * 900 + "1" + "}" * 900,
+        '{"a": ' + "9" * 5000 + "}",
+    ],
+)
+def test_arguments_that_cannot_be_read_or_kept_are_shown_as_they_are(text):
+    call = {**CALL, "function": {"name": "f", "arguments": text}}
+    (message,) = chat(messages=[{"role": "assistant", "content": "", "tool_calls": [call]}]).messages
+    assert message["tool_calls"] == [call]
+    item = {"type": "function_call", "call_id": "1", "name": "f", "arguments": text}
+    request = parse_responses({"model": "m", "input": [item]}, 10)
+    _, conversation = request.to_call(PLAIN, 10, lambda _: None)
+    assert json.loads(encoded(conversation))[0]["tool_calls"] == [call]
+    piece = Piece(CALL_PIECE, text, "1", "f")
+    assert _whole(piece, text)["input"] == {} and to_json(_whole(piece, text))
 
 
 def test_the_choice_says_which_tools_may_be_called():

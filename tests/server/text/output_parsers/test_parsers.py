@@ -43,6 +43,13 @@ def test_the_corpus_is_read_as_it_is_meant_at_every_split(form: str, written: st
         ]
 
 
+@pytest.mark.parametrize("value", ['"\\ud800"', "NaN", "1e400"])
+def test_a_call_whose_arguments_cannot_be_sent_is_none(value: str) -> None:
+    written = f'<tool_call>{{"arguments": {{"city": {value}}}, "name": "weather"}}</tool_call>'
+    for parts in splits(written):
+        assert not parsed("Hermes", *parts).calls
+
+
 def test_each_family_has_thirty_texts() -> None:
     for form in TOOL_FORMS:
         assert sum(one[0] == form for one in CORPUS) >= 30, form
