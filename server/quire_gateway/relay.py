@@ -303,12 +303,19 @@ class Relay:
         timeouts: Timeouts,
         request: UpstreamRequest,
     ) -> int:
-        """What one replica says about a response that it keeps; returns the status. Raises ApiError."""
+        """What one replica says about a response that it keeps, of any length; returns the status. Raises
+        ApiError.
+        """
         try:
             async with Attempt(self._upstream, model, replica, timeouts) as attempt:
                 response = await attempt.ask(request)
-                body = await attempt.read_whole()
-                await _send_whole(exchange, response, body, _kept(attempt, response, exchange), None)
+                data, length = await attempt.read(), response.content_length
+                known = () if length is None else ((b"content-length", b"%d" % length),)
+                await exchange.begin(response.status, (*known, *_kept(attempt, response, exchange)))
+                while data:
+                    await exchange.part(data)
+                    data = await attempt.read()
+                await exchange.end()
                 return response.status
         except AttemptError as error:
             raise _error_of(error) from None

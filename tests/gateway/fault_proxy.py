@@ -19,11 +19,12 @@ class FaultProxy:
     drop_reused  a connection that has served a request is closed when the next one comes
     delay        what the replica answers comes so many seconds later
     answer       bytes that are sent in place of what the replica answers
+    closes       the connection ends after them
     """
 
     def __init__(self, port):
         self._target = port
-        self.refuse = self.hang = self.drop_reused = self.ends = False
+        self.refuse = self.hang = self.drop_reused = self.ends = self.closes = False
         self.cut_after = self.answer = None
         self.delay = 0.0
         self.num_connections = 0
@@ -70,6 +71,9 @@ class FaultProxy:
                     break
                 if self.answer is not None:
                     client.sendall(self.answer)
+                    if self.closes:
+                        client.shutdown(socket.SHUT_RDWR)
+                        break
                 elif not self.hang:
                     replica.sendall(data)
         with contextlib.suppress(OSError):

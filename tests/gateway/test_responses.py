@@ -66,6 +66,19 @@ def test_a_conversation_goes_on_at_the_replica_that_keeps_it_and_its_tokens_are_
             client.responses.create(**asked(previous_response_id=kept.id))
 
 
+def test_a_kept_response_may_be_long_and_one_that_is_cut_is_no_whole_one(routed, proxy):
+    path = f"{routed.url}{PATH}/resp_{hashlib.sha256(b'one').hexdigest()[:12]}_00"
+    body = b'"' + b"x" * (3 << 20) + b'"'
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body)
+    headers = {"connection": "close"}
+    proxy.answer = head + body
+    answer = httpx.get(path, headers=headers, timeout=60)
+    assert (answer.status_code, answer.content) == (200, body)
+    proxy.answer, proxy.closes = head + body[:-5], True
+    with pytest.raises(httpx.RemoteProtocolError):
+        httpx.get(path, headers=headers, timeout=60)
+
+
 @pytest.mark.parametrize("response_id", ["resp_0123456789ab_00", "resp_00", "x"])
 def test_what_no_replica_keeps_is_refused_by_the_gateway(shared, response_id):
     refused = shared.post(PATH, {**BODY, "previous_response_id": response_id})
