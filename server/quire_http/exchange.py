@@ -169,6 +169,13 @@ class HttpExchange:
             self._has_unread_body = False  # it is not waited for a second time
             raise ApiError(408, f"Nothing of the body came for {_BODY_TIMEOUT_SECONDS:g} s.") from None
 
+    def grow_body(self, num_bytes: int) -> None:
+        """At least so much of the body, and of what belongs to it, is in memory. Raises ApiError where there
+        is no room for it.
+        """
+        if self._share is not None:
+            self._share.grow_to(num_bytes)
+
     def shrink_body(self, num_bytes: int) -> None:
         """So much of the body is in memory, and nothing that was made of it."""
         if self._share is not None:

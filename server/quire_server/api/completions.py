@@ -127,6 +127,7 @@ async def _admit(request: RequestContext, parse: Callable[[Json, SamplingDefault
 
 async def _answer_chat(api: ChatApi, request: RequestContext, call: ChatCall) -> None:
     generation, server = call.generation, request.server
+    request.exchange.grow_body(api.num_kept_bytes())
     chat = await chat_prompt(server, call, request.client)
     prompt = await server.tokenize(
         chat.text,

@@ -49,6 +49,7 @@ from quire_server.text.tokenizer import Tokenizer
 _SHORT_TEXT = 2000
 _LONG_TEXT = 64 * 1024  # characters; longer texts are tokenised by a process of their own
 _SHORT_BODY = 64 * 1024  # bytes; longer bodies are parsed by a thread
+_LOADS_MORE = "previous_response_id"  # the field of a body that is parsed with more than itself
 _THREADS = 2
 # JSON values of a body, which are parsed in 20 ms; more only as token ids that the engine has room for.
 _MAX_VALUES = 1 << 18
@@ -180,12 +181,15 @@ class ServerContext:
         return max(MAX_TEXT_TOKENS, self.engine.info.max_model_len if self.engine.connected else 0)
 
     async def read(self, exchange: HttpExchange, parse: Callable[[Json], T], max_tokens: int = 0) -> T:
-        """Read a body and parse it, off the event loop where it is long. ``max_tokens``: the most token ids
-        that it may have. Raises ApiError.
+        """Read a body and parse it, off the event loop where it is long or loads more. ``max_tokens``: the
+        most token ids that it may have. Raises ApiError.
         """
         body = await exchange.body(max(_MAX_VALUES, max_tokens + _OTHER_VALUES))
         if len(body) <= _SHORT_BODY:
-            return parse(parse_object(body))
+            values = parse_object(body)
+            if _LOADS_MORE not in values:
+                return parse(values)
+            return await _run(self._body_thread, exchange.client, lambda: parse(values))
         return await _run(self._body_thread, exchange.client, lambda: parse(parse_object(body)))
 
     async def tokenize(

@@ -6,12 +6,12 @@ import re
 from functools import partial
 
 from quire_http.dialects import RESPONSES_PREFIX
-from quire_http.errors import ApiError
-from quire_http.exchange import HttpExchange
+from quire_http.errors import ApiError, bad_field
+from quire_http.exchange import MAX_BODY_BYTES, HttpExchange, to_json
 from quire_server.api.completions import ChatApi, serve_chat
 from quire_server.api.context import ServerContext
 from quire_server.api.protocol.openai_responses import parse_responses
-from quire_server.api.protocol.requests import ChatCall
+from quire_server.api.protocol.requests import MAX_MESSAGES, ChatCall
 from quire_server.api.protocol.validation import Json
 from quire_server.api.response_items import Asked, encoded, item_response
 from quire_server.model_dir.generation_config import SamplingDefaults
@@ -29,9 +29,14 @@ async def create(server: ServerContext, exchange: HttpExchange) -> None:
         request = parse_responses(body, vocab_size)
         find = partial(server.responses.conversation, client)
         call, conversation = request.to_call(defaults, vocab_size, find)
-        asked.before, asked.after = request.echo(defaults)
-        if request.store:
-            asked.is_kept, asked.conversation = True, encoded(conversation)
+        before, after = request.echo(defaults)
+        asked.before, asked.after = to_json(before), to_json(after)
+        if request.previous_response_id or request.store:
+            written = encoded(conversation)
+            if request.previous_response_id:
+                _check_length(len(written), len(conversation))
+            if request.store:
+                asked.is_kept, asked.conversation = True, written
         return call
 
     hint = next((value for name, value in exchange.scope["headers"] if name == REPLICA_HEADER), b"")
@@ -39,7 +44,7 @@ async def create(server: ServerContext, exchange: HttpExchange) -> None:
         prefix=f"resp_{hint.decode()}_" if _HINT.fullmatch(hint) else "resp_",
         respond=partial(item_response, asked),
         fields={"enable_thinking": "reasoning.effort"},
-        num_kept_bytes=lambda: len(asked.conversation),
+        num_kept_bytes=lambda: asked.num_bytes,
     )
     await serve_chat(server, exchange, parse, api)
 
@@ -58,6 +63,16 @@ async def delete(server: ServerContext, exchange: HttpExchange) -> None:
     if not server.responses.delete(client, response_id):
         raise _not_kept(response_id)
     await exchange.json({"id": response_id, "object": "response", "deleted": True})
+
+
+def _check_length(num_bytes: int, num_messages: int) -> None:
+    """Raise ApiError where a conversation that goes on is longer than one that is sent may be."""
+    if num_bytes > MAX_BODY_BYTES or num_messages > MAX_MESSAGES:
+        raise bad_field(
+            "previous_response_id",
+            f"the conversation has {num_messages} messages and {num_bytes} bytes with this input, and may "
+            f"have {MAX_MESSAGES} and {MAX_BODY_BYTES}: begin another one with what is needed of it",
+        )
 
 
 def _named(exchange: HttpExchange) -> tuple[str, str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from quire_http.errors import ApiError
 from quire_http.exchange import HttpExchange, to_json
@@ -33,10 +33,15 @@ class Asked:
     whether the response is stored.
     """
 
-    before: Json = field(default_factory=dict)
-    after: Json = field(default_factory=dict)
+    before: bytes = b"{}"  # JSON: the fields before its model
+    after: bytes = b"{}"  # and those after its output
     conversation: bytes = b""  # JSON: a list of messages, as templates take them
     is_kept: bool = False
+
+    @property
+    def num_bytes(self) -> int:
+        """Its size, until the response is sent."""
+        return len(self.before) + len(self.after) + len(self.conversation)
 
 
 class _Item:
@@ -116,13 +121,13 @@ class _Items:
         is_cut = self.last is not None and self.last.finish_reason == "length"
         return "incomplete" if is_cut else "completed"
 
-    def body(self, status: str, tokens: Json | None = None, error: Json | None = None) -> Json:
-        """The response."""
+    def body(self, status: str, tokens: Json | None = None, error: Json | None = None) -> bytes:
+        """The response, as JSON."""
         output: list[Json] = []
         if status != "in_progress":
             output = [item.to_json("completed") for item in self.items[:-1]]
             output += [item.to_json(status if error is None else "incomplete") for item in self.items[-1:]]
-        return {
+        head = {
             "id": self._header.response_id,
             "object": "response",
             "created_at": self._header.created,
@@ -130,20 +135,18 @@ class _Items:
             "background": False,
             "error": error,
             "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
-            **self._asked.before,
-            "model": self._header.model,
-            "output": output,
-            **self._asked.after,
-            "usage": tokens,
         }
+        answer = {"model": self._header.model, "output": output}
+        asked, tokens_used = self._asked, {"usage": tokens}
+        return _joined(to_json(head), asked.before, to_json(answer), asked.after, to_json(tokens_used))
 
-    def end(self, prompt_tokens: int) -> Json:
+    def end(self, prompt_tokens: int) -> bytes:
         """The whole response, which is kept where the client wants that."""
         body = self.body(self.status, self._usage(prompt_tokens))
         if self._asked.is_kept:
             earlier = self._asked.conversation.removesuffix(b"]")
             conversation = earlier + b"," + to_json(self._message()) + b"]"
-            stored = StoredResponse(to_json(body), conversation)
+            stored = StoredResponse(body, conversation)
             request = self._request
             request.server.responses.put(request.client, self._header.response_id, stored)
         return body
@@ -189,7 +192,7 @@ class FullItems:
 
     async def finish(self, prompt_tokens: int) -> None:
         """Send everything."""
-        await self._exchange.json(self._items.end(prompt_tokens))
+        await self._exchange.whole(200, self._items.end(prompt_tokens), "application/json")
 
 
 class StreamedItems:
@@ -209,7 +212,7 @@ class StreamedItems:
         if self._items.last is None:
             self._exchange.describe_failure = self._failed
             for kind in ("response.created", "response.in_progress"):
-                await self._send(kind, response=self._items.body("in_progress"))
+                await self._send_response(kind, self._items.body("in_progress"))
         self._items.take(delta)
         for piece in pieces(delta):
             if piece.opens(self._open.kind if self._open else None):
@@ -228,13 +231,13 @@ class StreamedItems:
         body = items.end(prompt_tokens)
         if request.ends_with_usage:
             await self._exchange.comment(b"usage " + to_json(usage(request.counts, prompt_tokens)))
-        await self._send(f"response.{items.status}", response=body)
+        await self._send_response(f"response.{items.status}", body)
         await self._exchange.end_stream()
 
     def _failed(self, error: ApiError) -> tuple[str, Json]:
         """The event of a response that fails on the way."""
         reason: Json = {"code": error.code or "server_error", "message": str(error)}
-        body = self._items.body("failed", error=reason)
+        body = json.loads(self._items.body("failed", error=reason))
         kind = "response.failed"
         return kind, {"type": kind, "sequence_number": self._num_events, "response": body}
 
@@ -266,10 +269,16 @@ class StreamedItems:
     async def _about(self, item: _Item, kind: str, **fields: object) -> None:
         await self._send(kind, item_id=item.item_id, output_index=item.index, **fields)
 
+    async def _send_response(self, kind: str, body: bytes) -> None:
+        await self._send_encoded(kind, b'{"response":' + body + b"}")
+
     async def _send(self, kind: str, **fields: object) -> None:
-        event = {"type": kind, "sequence_number": self._num_events, **fields}
+        await self._send_encoded(kind, to_json(fields))
+
+    async def _send_encoded(self, kind: str, fields: bytes) -> None:
+        head = to_json({"type": kind, "sequence_number": self._num_events})
         self._num_events += 1
-        await self._exchange.encoded_event(to_json(event), name=kind)
+        await self._exchange.encoded_event(_joined(head, fields), name=kind)
 
 
 def item_response(
@@ -278,6 +287,11 @@ def item_response(
     """What sends the response."""
     items = _Items(request, header, asked)
     return StreamedItems(request, items) if generation.stream else FullItems(request, items)
+
+
+def _joined(*objects: bytes) -> bytes:
+    """One JSON object with the fields of these."""
+    return b"{" + b",".join(one[1:-1] for one in objects if len(one) > len(b"{}")) + b"}"
 
 
 def encoded(conversation: Sequence[Json]) -> bytes:

@@ -105,6 +105,10 @@ _OF_KIND = {
     "array": _array,
     "object": lambda schema: [
         {key: accepted(inner)[0] for key, inner in _needed(schema).items()},
-        *([{"7": schema["additionalProperties"]["maximum"]}] if "propertyNames" in schema else []),
+        *(
+            [{"7": schema["additionalProperties"]["maximum"]}]
+            if "pattern" in schema.get("propertyNames", ())
+            else []
+        ),
     ],
 }

@@ -140,3 +140,11 @@ async def test_a_long_detokenization_does_not_block_the_event_loop(context):
     context.tokenizer.go_on.set()  # which is reached only if the event loop is not blocked
     await task
     assert exchange.sent == {"prompt": "text"}
+
+
+async def test_a_body_that_loads_a_conversation_is_parsed_by_a_thread(context):
+    async def thread_of(body):
+        return await context.read(FakeExchange(body), lambda values: threading.current_thread())
+
+    assert await thread_of({"input": "a"}) is threading.main_thread()
+    assert await thread_of({"input": "a", "previous_response_id": "resp_1"}) is not threading.main_thread()

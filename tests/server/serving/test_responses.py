@@ -212,6 +212,7 @@ def test_a_thought_is_an_item_of_its_own_with_a_budget_and_can_be_switched_off(t
         ({"input": "a" * 9000}, 400, "input"),
         ({"max_output_tokens": 1 << 40}, 400, "max_output_tokens"),
         ({"truncation": "auto"}, 400, "truncation"),
+        ({"metadata": {"x" * 65: "a"}}, 400, "metadata"),
     ],
 )
 def test_an_error_names_the_field_as_the_request_has_it(server, fields, status, param):

@@ -243,7 +243,7 @@ class GenerationRequest(EngineRequest):
     store: Annotated[object, Neutral((False,))] = None
     metadata: Annotated[
         dict[str, str],
-        Labels(16, 512),
+        Labels(16, 512, 64),
         Field(description="For the client's own records; not kept."),
     ] = {}
     spaces_between_special_tokens: Annotated[object, Neutral((True,))] = None

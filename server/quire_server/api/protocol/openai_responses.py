@@ -322,7 +322,7 @@ class ResponsesRequest(EngineRequest):
         Field(description="The longest thought, in tokens; then it is ended, and the answer begins."),
     ] = None
     metadata: Annotated[
-        dict[str, str], Labels(16, 512), Field(description="For the client's own records.")
+        dict[str, str], Labels(16, 512, 64), Field(description="For the client's own records.")
     ] = {}
     include: Annotated[
         list[Annotated[str, OneOf(_INCLUDED)]],

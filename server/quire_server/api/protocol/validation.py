@@ -386,23 +386,27 @@ class Strings:
 
 @dataclass(frozen=True, slots=True)
 class Labels:
-    """An object of strings, each of a bounded length."""
+    """An object of strings, each of a bounded length, as their names are."""
 
     max_items: int
     max_length: int
+    max_name: int
 
     def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
         return core_schema.no_info_plain_validator_function(self._check)
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> Json:
         string: Json = {"type": "string", "maxLength": self.max_length}
-        return {"type": "object", "maxProperties": self.max_items, "additionalProperties": string}
+        names = {"propertyNames": {"maxLength": self.max_name}}
+        return {"type": "object", "maxProperties": self.max_items, "additionalProperties": string, **names}
 
     def _check(self, value: object) -> object:
         if not isinstance(value, dict) or len(value) > self.max_items:
             raise wrong(f"must be an object of at most {self.max_items} strings")
         if not all(isinstance(one, str) and len(one) <= self.max_length for one in value.values()):
             raise wrong(f"must hold strings of at most {self.max_length} characters")
+        if not all(len(name) <= self.max_name for name in value):
+            raise wrong(f"must have names of at most {self.max_name} characters")
         return value
 
 
