@@ -148,3 +148,14 @@ def test_what_cannot_be_routed_is_refused(body, param):
         read(CHAT, body)
     assert refused.value.status == 400
     assert refused.value.body["error"]["param"] == param
+
+
+@pytest.mark.parametrize("path", [CHAT, MESSAGES])
+def test_a_part_has_parts_of_its_own_and_no_deeper_ones(path):
+    def within(levels):
+        return "x" if not levels else [{"content": within(levels - 1)}]
+
+    for levels in (1, 2):
+        assert call_of({"model": "m", "messages": [{"content": within(levels)}]}, path).prompt[1:] == ("x",)
+    for levels in (3, 400):
+        assert not call_of({"model": "m", "messages": [{"content": within(levels)}]}, path).prompt[1:]

@@ -262,12 +262,15 @@ def _chat(document: dict[str, Any]) -> tuple[tuple[str, ...], int | None]:
     return tuple(parts), num_opening
 
 
-def _texts(content: object) -> Iterator[str]:
-    """The texts of a content: a text, parts with texts, or token ids, which stay as they are written."""
+def _texts(content: object, levels: int = 1) -> Iterator[str]:
+    """The texts of a content: a text, parts with texts, or token ids, which stay as they are written.
+    ``levels``: that a part may have of parts.
+    """
     for part in content if _is_list_of_prompts(content) else (content,):
         text = part.get("text", part.get("content")) if isinstance(part, dict) else part
         if isinstance(part, dict) and isinstance(text, list):
-            yield from _texts(text)  # of the result of a tool
+            if levels:
+                yield from _texts(text, levels - 1)  # of the result of a tool
         elif isinstance(text, str):
             yield text
         elif isinstance(text, list) and text and set(map(type, text)) <= {int}:
