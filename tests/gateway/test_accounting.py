@@ -5,9 +5,10 @@ import types
 import pytest
 
 from quire_gateway.accounting import Account
+from quire_gateway.app import Gateway
 from quire_gateway.relay import _stream
 from quire_gateway.usage import Usage
-from quire_http.exchange import ClientGoneError, CutError
+from quire_http.exchange import ClientGoneError, CutError, HttpExchange
 
 CHUNK = b'data: {"usage": {"prompt_tokens": 5, "completion_tokens": 30, "total_tokens": 35}}\n\n'
 
@@ -106,3 +107,25 @@ def test_a_prompt_that_is_counted_takes_nothing(clock):
     account.read_usage(b'{"input_tokens": 5000}')
     assert settled(account) == (0, 0) and not account.taken
     assert account.usage == Usage(5000, 0), "the log has it"
+
+
+@pytest.mark.parametrize("error", [CutError(), RuntimeError()])
+async def test_the_error_event_of_a_stream_that_breaks_in_the_gateway_goes_on_with_its_numbers(error, clock):
+    sent = []
+
+    async def send(message):
+        sent.append(message.get("body", b""))
+
+    async def answer(exchange, account):
+        await exchange.begin(200, [], is_events=True)
+        account.read_events(b"data: {}\n\n" * 7)
+        raise error
+
+    log = types.SimpleNamespace(request=lambda facts: None)
+    metrics = types.SimpleNamespace(begun=lambda: None, ended=lambda *facts: None)
+    drain = types.SimpleNamespace(num_requests=0)
+    facts = {"tracing": None, "metrics": metrics, "access_log": log, "clock": clock, "drain": drain}
+    gateway = types.SimpleNamespace(**facts, _answer=answer)
+    exchange = HttpExchange({"path": "/v1/responses", "headers": []}, None, send)
+    await exchange.serve(Gateway._relay(gateway, exchange))
+    assert b'"sequence_number":7' in b"".join(sent) and drain.num_requests == 0

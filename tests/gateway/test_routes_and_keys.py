@@ -55,6 +55,8 @@ def test_only_keys_of_clients_are_accepted_until_they_are_revoked_and_probes_nee
     assert {httpx.get(gateway.url + path).status_code for path in ("/healthz", "/readyz", "/metrics")} == {
         200
     }
+    assert ask(gateway, {**KEY, "x-api-key": "sk-alice"}).status_code == 200
+    assert ask(gateway, {**KEY, "x-api-key": "sk-other"}).status_code == 401, "two keys are none"
     gateway.kube.put(llm_object("LLMClient", "alice", {"keyHashes": []}))
     gateway.wait("the key is revoked", lambda: ask(gateway).status_code == 401)
 
