@@ -23,6 +23,17 @@ def test_the_least_recently_used_response_is_dropped_first():
     assert [name for name in "abcd" if store.get("alice", name)] == ["a", "c", "d"]
 
 
+def test_a_client_that_has_more_than_half_drops_its_own_before_those_of_others():
+    store = ResponseStore(4 * ONE.size)
+    store.put("bob", "old", ONE)
+    for number in range(9):
+        store.put("alice", str(number), ONE)
+    assert store.get("bob", "old") is ONE
+    assert [name for name in map(str, range(9)) if store.get("alice", name)] == ["6", "7", "8"]
+    store.put("bob", "new", ONE)
+    assert store.get("bob", "old") and store.get("bob", "new") and store.get("alice", "6") is None
+
+
 def test_a_response_that_is_too_long_is_not_kept_and_drops_no_other():
     store = ResponseStore(2 * ONE.size)
     store.put("alice", "a", ONE)
