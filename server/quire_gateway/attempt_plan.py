@@ -39,7 +39,12 @@ class AttemptPlan:
         self._kept_by = kept_by
 
     def next(self, now: float) -> Pick | None:
-        """The first replica, or another one after a failure; None: no one more is asked."""
+        """The first replica, or another one after a failure; None: no one more is asked. The one that keeps
+        what the request goes on with is asked though it be ejected: no other one can answer.
+        """
+        if self._kept_by is not None:
+            keeper = None if self.tried else self._model.keeper(self._kept_by)
+            return None if keeper is None else self._pick([keeper], now)
         others = self._model.candidates([*self.tried, *self._avoided])
         return self._pick(others or self._model.candidates(self.tried), now)
 
@@ -52,8 +57,6 @@ class AttemptPlan:
         return not self._model.outliers.is_ejected(replica.endpoint.uid)
 
     def _pick(self, candidates: Sequence[Replica], now: float) -> Pick | None:
-        if self._kept_by is not None:
-            candidates = [one for one in candidates if one.endpoint.hint == self._kept_by]
         if not candidates or len(self.tried) >= self._most:
             return None
         if self.tried and not self._retries.take_retry(now):

@@ -219,6 +219,8 @@ class Relay:
         avoided: tuple[str, ...] = ()
         try:
             while True:
+                if (unasked := _unasked(destination.replicas, request, before)) is not None:
+                    return unasked  # no pod is started for what it cannot answer
                 if avoided or self._activator.is_asleep(destination.replicas):
                     begun = self._clock()
                     try:

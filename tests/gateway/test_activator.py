@@ -317,6 +317,14 @@ def test_a_request_waits_once_whatever_its_fallbacks_are(asleep, kube):
     gateway.wait("both are started", lambda: {name_of(one) for one in kube.objects["leases"]} >= asked_for)
 
 
+def test_a_request_that_goes_on_with_what_no_pod_keeps_starts_none(asleep):
+    gateway = asleep(hold={"maxSeconds": 1})
+    body = {"model": "tiny", "input": "And?", "previous_response_id": "resp_0123456789ab_00"}
+    refused = gateway.post("/v1/responses", body)
+    assert refused.json()["error"]["code"] == "previous_response_not_found"
+    assert num_held(gateway) == 0 and LEASE not in gateway.kube.objects.get("leases", {})
+
+
 def test_a_gateway_that_ends_leaves_no_lease(asleep):
     gateway = asleep(hold={"maxSeconds": 1})
     gateway.post("/v1/chat/completions", CHAT)

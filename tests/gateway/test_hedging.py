@@ -174,8 +174,10 @@ def model(clock):
     return model
 
 
-def plan_of(model, budget=None, most=3):
-    return AttemptPlan(model, RoundRobin(), RequestFacts("tiny"), budget or RetryBudget(), most)
+def plan_of(model, budget=None, most=3, kept_by=None):
+    return AttemptPlan(
+        model, RoundRobin(), RequestFacts("tiny"), budget or RetryBudget(), most, kept_by=kept_by
+    )
 
 
 def test_no_replica_is_asked_twice_whether_for_a_failure_or_beside_another(model):
@@ -201,13 +203,25 @@ def test_a_hedge_takes_from_the_budget_of_retries_and_the_first_attempt_does_not
     assert plan.hedge(1.0), "a second later there is one again"
 
 
+def eject(model, uid):
+    for _ in range(CONSECUTIVE_FAILURES):
+        model.outliers.begin(uid)
+        model.outliers.end(uid, Verdict.FAILURE, model.replicas)
+    assert model.outliers.is_ejected(uid)
+
+
+def test_the_replica_that_keeps_what_a_request_goes_on_with_is_asked_once_though_it_is_ejected(model):
+    eject(model, "b")
+    plan = plan_of(model, kept_by=model.replicas["b"].endpoint.hint)
+    assert plan.next(0.0).replica.endpoint.uid == "b"
+    assert plan.next(0.0) is None
+    assert plan_of(model, kept_by="0" * 12).next(0.0) is None
+
+
 def test_no_hedge_goes_to_a_replica_that_is_ejected(model):
     plan = plan_of(model)
     first = plan.next(0.0).replica.endpoint.uid
     (ejected, _) = sorted({"a", "b", "c"} - {first})
     model.update({uid: model.replicas[uid].endpoint for uid in (first, ejected)})
-    for _ in range(CONSECUTIVE_FAILURES):
-        model.outliers.begin(ejected)
-        model.outliers.end(ejected, Verdict.FAILURE, model.replicas)
-    assert model.outliers.is_ejected(ejected)
+    eject(model, ejected)
     assert plan.hedge(0.0) is None and plan.next(0.0).replica.endpoint.uid == ejected
