@@ -130,9 +130,12 @@ class AdapterRegistry:
         entry.loading = None
         try:
             file = loading.result()
-        except (QuireServerError, MemoryError) as error:
-            entry.reason = str(error) or "there is not enough memory for it"
-            logger.error("an adapter is not loaded", extra={"adapter": name, "why": entry.reason})
+        except Exception as error:  # a file of a user must not end the engine, whatever is wrong with it
+            is_known = isinstance(error, QuireServerError)
+            kind = type(error).__name__
+            entry.reason = str(error) if is_known else f"It could not be read ({kind}): see the server's log."
+            why = {"adapter": name, "why": entry.reason}
+            logger.error("an adapter is not loaded", exc_info=None if is_known else error, extra=why)
             return
         if entry.adapter is not None and entry.adapter.digest == file.digest:
             return

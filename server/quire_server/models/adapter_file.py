@@ -21,6 +21,7 @@ from quire_server.models import weights
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 MAX_RANK = 64
+_MAX_ALPHA = 1e6
 _PICKLED = "adapter_model.bin"
 _PREFIX = "base_model.model."
 _A, _B = ".lora_A.weight", ".lora_B.weight"
@@ -74,12 +75,15 @@ def read(
     factors: dict[str, tuple[Tensor, Tensor]] = {}
     for name in sorted(name for name in targets if name.endswith(_A)):
         a, b = targets[name], targets[name.removesuffix(_A) + _B]
-        if not (bool(a.isfinite().all()) and bool(b.isfinite().all())):
-            raise ModelCorruptError(f"{name} or its lora_B holds values that are not finite numbers.")
         for one in (name.encode(), a.numpy().data, b.numpy().data):
             digest.update(one)
-        matrix = name.removesuffix(_A).removeprefix(_PREFIX)
-        factors[matrix] = (a.to(dtype), (b * scaling).to(dtype))
+        a, b = a.to(dtype), (b * scaling).to(dtype)
+        if not (bool(a.isfinite().all()) and bool(b.isfinite().all())):
+            raise ModelCorruptError(
+                f"{name} or its lora_B, which is multiplied by the scaling, holds values that are not finite "
+                f"numbers in {str(dtype).removeprefix('torch.')}."
+            )
+        factors[name.removesuffix(_A).removeprefix(_PREFIX)] = (a, b)
     return AdapterFile(rank, factors, digest.hexdigest())
 
 
@@ -118,8 +122,10 @@ def _checked(config: Mapping[str, Any]) -> tuple[int, float]:
     rank, alpha = config.get("r"), config.get("lora_alpha")
     if type(rank) is not int or not 0 < rank <= MAX_RANK:
         raise ConfigError(f"{CONFIG}: r is {_shown(rank)}; supported: 1 to {MAX_RANK}.")
-    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not math.isfinite(alpha):
-        raise ConfigError(f"{CONFIG}: lora_alpha is {_shown(alpha)}, which is no number.")
+    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not abs(alpha) <= _MAX_ALPHA:
+        raise ConfigError(
+            f"{CONFIG}: lora_alpha is {_shown(alpha)}; supported: numbers up to {_MAX_ALPHA:.0f}."
+        )
     return rank, alpha / (math.sqrt(rank) if config.get("use_rslora") is True else rank)
 
 

@@ -78,6 +78,14 @@ def test_what_cannot_be_read_leaves_the_earlier_content_and_has_its_reason(store
         registry.find("b")
 
 
+def test_an_error_that_was_not_foreseen_is_the_reason_and_in_the_log_with_its_traceback(store, caplog):
+    _, _, load = make(store)
+    state = load("a", OverflowError("int too large to convert to float"))
+    assert not state.is_ready and not state.is_loading and "OverflowError" in state.reason
+    assert "Traceback" in caplog.text and "int too large" in caplog.text
+    assert load("b", "one").is_ready
+
+
 def test_a_dropped_name_is_gone_at_once_and_its_memory_with_its_last_request(store):
     registry, slots, load = make(store)
     load("a", "one")

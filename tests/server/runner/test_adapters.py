@@ -1,11 +1,15 @@
 """Requests with LoRA adapters get the greedy tokens of the models into which these are merged."""
 
+import math
+
 import pytest
+import torch
 
 from e2e import models
 from quire_server.core.config import PreemptionMode, SpeculationConfig, SpeculativeMethod
 from quire_server.core.request import Request
 from quire_server.errors import QuireServerError
+from quire_server.models import adapter_file
 from quire_server.runner.model_runner import ModelRunner
 from tests.server import adapter_files, tiny_model
 from tests.server.runner.gpu.fake_device import FakeDevice
@@ -128,6 +132,8 @@ def test_int8_layers_have_adapters_beside_them(model, adapters):
         ({"r": 65}, "r is 65"),
         ({"r": 3}, "another model"),
         ({"lora_alpha": "8"}, "lora_alpha"),
+        ({"alpha": 10**400}, "lora_alpha is 1000"),
+        ({"alpha": math.nan}, "lora_alpha is NaN"),
         ({"rank": 32}, "--max-adapter-rank"),
         ({"targets": ("embed_tokens",)}, "embed_tokens"),
     ],
@@ -137,6 +143,14 @@ def test_what_would_be_computed_differently_is_refused_by_name(model, tmp_path, 
     directory = adapter_files.write(tmp_path / "adapter", model, **change)
     with pytest.raises(QuireServerError, match=reason):
         adapters.read(directory)
+
+
+def test_numbers_that_the_models_type_does_not_hold_are_refused(model, tmp_path):
+    directory = adapter_files.write(tmp_path / "adapter", model, alpha=1e6)
+    shapes = load(model, max_adapters=1).adapters.shapes
+    assert adapter_file.read(directory, shapes, 16, torch.float32).rank == 4
+    with pytest.raises(QuireServerError, match="not finite numbers in float16"):
+        adapter_file.read(directory, shapes, 16, torch.float16)
 
 
 def test_a_pickle_is_not_read(model, tmp_path):
