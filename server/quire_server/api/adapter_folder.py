@@ -16,6 +16,7 @@ from typing import Protocol
 
 from quire_server.api.protocol.names import is_adapter_name
 from quire_server.engine.messages import AdapterState
+from quire_server.errors import QuireServerError
 
 logger = logging.getLogger(__name__)
 
@@ -48,8 +49,12 @@ class AdapterFolder:
     async def run(self) -> None:
         """Look until cancelled."""
         while True:
-            if self._engine.connected:
-                await self.look()
+            try:
+                if self._engine.connected:
+                    await self.look()
+            except QuireServerError as error:  # the engine ended: it has no adapters when it is back
+                logger.warning("the adapters are not followed now", extra={"why": str(error)})
+                self._loaded.clear()
             await asyncio.sleep(LOOK_SECONDS)
 
     async def look(self) -> None:

@@ -40,6 +40,7 @@ logger = logging.getLogger(__name__)
 _RETRY_SECONDS = 0.05
 _READ_SIZE = 1 << 18
 _LONGEST_TIMER = 86_400.0  # event loops accept no infinite delay
+_SUPERSEDED = "It was dropped or loaded anew while it was read."
 _MESSAGE_TOKENS = MAX_FRAME_BYTES // 8  # a token has at most five bytes on the wire; for the rest, see _size
 
 
@@ -171,6 +172,10 @@ class EngineClient:
         self._writer: asyncio.StreamWriter | None = None
         self._info: EngineInfo | None = None
         self._changed = asyncio.Event()  # of ``adapters``; replaced when it is set
+        self._adapter_turn = (
+            asyncio.Lock()
+        )  # a load or drop ends before the next one: they may be of one name
+        self._load_id, self._has_begun = "", False  # of the last load; whether any states had it
         self.stats = EngineStats()
         self.adapters: Mapping[str, AdapterState] = {}  # by name
 
@@ -237,23 +242,33 @@ class EngineClient:
         self._send(EngineInputs(reset_cache=True))
 
     async def load_adapter(self, name: str, path: Path) -> AdapterState:
-        """Have an adapter loaded from a directory; returns its state once that is done or has failed."""
-        load = LoadAdapter(name, str(path), secrets.token_hex(8))
-        self._send(EngineInputs(adapter_loads=(load,)))
-        while True:
-            changed = self._changed
-            state = self.adapters.get(name)
-            if state is not None and state.load_id == load.load_id and not state.is_loading:
-                return state
-            await changed.wait()
-            if not self.connected:
-                raise EngineGoneError("the engine ended while it loaded the adapter")
+        """Have an adapter loaded from a directory; returns its state once that is done or has failed, or when
+        another peer of the engine has dropped the name or loaded it anew.
+        """
+        async with self._adapter_turn:
+            load = LoadAdapter(name, str(path), secrets.token_hex(8))
+            self._load_id, self._has_begun = load.load_id, False
+            self._send(EngineInputs(adapter_loads=(load,)))
+            while True:
+                changed, state = self._changed, self.adapters.get(name)
+                if state is not None and state.load_id == load.load_id:
+                    if not state.is_loading:
+                        return state
+                elif self._has_begun:
+                    return AdapterState(name, False, False, load.load_id, _SUPERSEDED, "", 0, 0)
+                await changed.wait()
+                if not self.connected:
+                    raise EngineGoneError("the engine ended while it loaded the adapter")
 
     async def drop_adapter(self, name: str) -> None:
         """Drop an adapter: requests that have come finish, new ones are refused."""
-        self._send(EngineInputs(adapter_drops=(name,)))
-        while name in self.adapters:
-            await self._changed.wait()
+        async with self._adapter_turn:
+            self._send(EngineInputs(adapter_drops=(name,)))
+            first = self.adapters.get(name)
+            while first is not None and (state := self.adapters.get(name)) is not None:
+                if state.load_id != first.load_id:
+                    return  # another peer has loaded the name anew
+                await self._changed.wait()
 
     def _send(self, inputs: EngineInputs) -> None:
         if self._writer is None or self._info is None:
@@ -262,6 +277,7 @@ class EngineClient:
 
     def _set_adapters(self, states: Sequence[AdapterState]) -> None:
         self.adapters = {state.name: state for state in states}
+        self._has_begun |= any(state.load_id == self._load_id for state in states)
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 

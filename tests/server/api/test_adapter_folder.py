@@ -2,7 +2,9 @@
 
 import asyncio
 
+from quire_server.api import adapter_folder
 from quire_server.api.adapter_folder import AdapterFolder
+from quire_server.engine.client import EngineGoneError
 
 
 class Engine:
@@ -52,3 +54,24 @@ def test_a_folder_that_cannot_be_read_leaves_what_is_loaded(tmp_path):
     (home / "a" / "adapter_config.json").unlink()
     asyncio.run(folder.look())
     assert engine.calls == [("load", "a"), ("drop", "a")]
+
+
+async def test_the_folder_is_followed_again_after_the_engine_has_ended(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(adapter_folder, "LOOK_SECONDS", 0.001)
+    loaded = asyncio.Event()
+
+    class Ending(Engine):
+        async def load_adapter(self, name, path):
+            await super().load_adapter(name, path)
+            if len(self.calls) == 1:
+                raise EngineGoneError("the engine ended while it loaded the adapter")
+            loaded.set()
+
+    engine = Ending()
+    write(tmp_path / "a")
+    following = asyncio.create_task(AdapterFolder(tmp_path, engine, ()).run())
+    async with asyncio.timeout(10):
+        await loaded.wait()
+    following.cancel()
+    assert engine.calls == [("load", "a")] * 2
+    assert caplog.text.count("not followed now") == 1

@@ -18,8 +18,9 @@ from quire_server.engine.client import (
     OutputStream,
     RequestLostError,
 )
-from quire_server.engine.messages import MAX_FRAME_BYTES
+from quire_server.engine.messages import MAX_FRAME_BYTES, AdapterState, AdapterStates, FrameReader, to_frame
 from quire_server.engine.socket_server import SOCKET_NAME
+from tests.server.engine.conftest import INFO
 
 
 def make_request(name, prompt=(5,), max_tokens=3):
@@ -196,3 +197,72 @@ async def test_without_an_engine_a_request_fails_with_engine_gone(tmp_path):
     client = EngineClient(tmp_path / SOCKET_NAME, lambda outputs: None)
     with pytest.raises(EngineGoneError, match="loading"):
         await tokens_of(client, make_request("a"))
+
+
+class ScriptedEngine:
+    """Takes loads and drops; a test says which states it announces, as if there were other peers, too."""
+
+    def __init__(self, run_dir):
+        self.run_dir, self.inputs, self.writer = run_dir, asyncio.Queue(), None
+
+    async def serve(self, reader, writer):
+        self.writer, frames = writer, FrameReader()
+        writer.write(to_frame(INFO))
+        while data := await reader.read(1 << 16):
+            for message in frames.feed(data):
+                self.inputs.put_nowait(message)
+        writer.close()
+
+    async def load_id(self):
+        (load,) = (await self.inputs.get()).adapter_loads
+        return load.load_id
+
+    def announce(self, *loads, is_loading=False):
+        states = [AdapterState("a", not is_loading, is_loading, load, "", "", 0, 0) for load in loads]
+        self.writer.write(to_frame(AdapterStates(tuple(states))))
+
+
+@contextlib.asynccontextmanager
+async def scripted(run_dir):
+    engine = ScriptedEngine(run_dir)
+    server = await asyncio.start_unix_server(engine.serve, str(run_dir / SOCKET_NAME))
+    async with server, asyncio.timeout(10), connected(engine) as client:
+        yield engine, client
+
+
+@pytest.mark.parametrize("then", [(), ("other",)], ids=["dropped", "loaded anew"])
+async def test_a_load_that_another_peer_undoes_ends_with_the_reason(tmp_path, then):
+    async with scripted(tmp_path) as (engine, client):
+        loading = asyncio.create_task(client.load_adapter("a", tmp_path))
+        engine.announce("earlier")
+        engine.announce(await engine.load_id(), is_loading=True)
+        engine.announce(*then, is_loading=True)
+        state = await loading
+        assert not state.is_ready and "while it was read" in state.reason
+
+
+async def test_loads_and_drops_of_one_name_take_turns_and_all_end(tmp_path):
+    async with scripted(tmp_path) as (engine, client):
+        calls = [client.load_adapter("a", tmp_path), client.load_adapter("a", tmp_path)]
+        tasks = [asyncio.create_task(one) for one in (*calls, client.drop_adapter("a"))]
+        first = await engine.load_id()
+        assert engine.inputs.empty(), "the next one has not waited"
+        engine.announce(first, is_loading=True)
+        engine.announce(first)
+        assert (await tasks[0]).load_id == first and (await tasks[0]).is_ready
+        second = await engine.load_id()
+        engine.announce(second)
+        assert (await tasks[1]).load_id == second != first
+        assert (await engine.inputs.get()).adapter_drops == ("a",)
+        engine.announce("loaded by another peer")
+        await tasks[2]
+        assert engine.inputs.empty()
+
+
+async def test_an_engine_that_ends_while_it_loads_an_adapter_is_gone(tmp_path):
+    async with scripted(tmp_path) as (engine, client):
+        loading = asyncio.create_task(client.load_adapter("a", tmp_path))
+        await engine.load_id()
+        engine.writer.close()
+        with pytest.raises(EngineGoneError, match="loaded the adapter"):
+            await loading
