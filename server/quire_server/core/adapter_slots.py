@@ -52,6 +52,12 @@ class AdapterSlots:
         """Whether a request with this adapter has a row."""
         return self._running[adapter] > 0
 
+    def is_next_to_give(self, adapter: int) -> bool:
+        """Whether this adapter runs and has the fewest requests with a row: its slot may be free first. Where
+        it gets no more requests, the fewest never become more, so some slot does become free.
+        """
+        return self._running[adapter] > 0 and adapter == min(self._slots, key=self._running.__getitem__)
+
     def acquire(self, adapter: int) -> int:
         """The slot of a request that starts; ``has_room`` said that there is one."""
         if not adapter:

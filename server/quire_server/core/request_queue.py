@@ -21,8 +21,8 @@ from quire_server.core.request import Request
 from quire_server.core.sequence import Sequence, Status
 from quire_server.core.step import StartedRow
 
-#: How much later than a request that waits for a slot one may arrive and still go before it, because its own
-#: adapter is on the device.
+#: How much later, by virtual arrival, than a request that waits for a slot one may come and still go before
+#: it, because its own adapter is on the device.
 _ADAPTER_PATIENCE_SECONDS = 1.0
 
 
@@ -110,6 +110,7 @@ class RequestQueue:
         self.running = RunningQueue(config.max_num_seqs)
         self.adapters = AdapterSlots(config.num_adapter_slots)
         self._parked: dict[str, Sequence] = {}  # waiting for a slot of their adapter, not in ``waiting``
+        self._first_parked = math.inf  # the least virtual arrival of those whose adapter has no slot
         self.is_blocked = False  # the first waiting sequence did not fit, and nothing was freed since
         self.preemptions = 0
         self.waiting_blocks = 0  # KV blocks that waiting sequences are expected to need
@@ -128,27 +129,28 @@ class RequestQueue:
         self._push(sequence)
 
     def park(self, sequence: Sequence) -> bool:
-        """Take the first waiting sequence out of the queue until a slot for its adapter is free, if there is
-        none now. One whose adapter runs waits, too, behind one that has waited for a slot for longer: else
-        that one might wait for ever.
-        """
-        adapter = sequence.adapter
-        if not adapter or (
-            self.adapters.has_room(adapter)
-            and not (self.adapters.is_running(adapter) and self._is_behind_parked(sequence))
-        ):
+        """Take the first waiting sequence out of the queue until a slot is free, if it waits for one."""
+        if not self.waits_for_slot(sequence):
             return False
+        if not self.adapters.is_running(sequence.adapter):
+            self._first_parked = min(self._first_parked, sequence.order[0])
         self.waiting.pop()
         self._parked[sequence.request.request_id] = sequence
         return True
 
-    def _is_behind_parked(self, sequence: Sequence) -> bool:
-        first = next(iter(self._parked.values()), None)
-        latest = sequence.request.arrival - _ADAPTER_PATIENCE_SECONDS
-        return first is not None and first.request.arrival < latest
+    def waits_for_slot(self, sequence: Sequence) -> bool:
+        """Whether there is no slot for its adapter now, or that is the one which gives up its slot, to one
+        that is before this sequence in the order by more than some patience: else that might wait for ever.
+        """
+        adapter = sequence.adapter
+        if not adapter or not self.adapters.has_room(adapter):
+            return adapter != 0
+        is_behind = self._first_parked < sequence.order[0] - _ADAPTER_PATIENCE_SECONDS
+        return is_behind and self.adapters.is_next_to_give(adapter)
 
     def _unpark(self) -> None:
         parked, self._parked = self._parked, {}
+        self._first_parked = math.inf
         for sequence in parked.values():
             self.waiting.push(sequence)
 
@@ -204,6 +206,8 @@ class RequestQueue:
         if was_waiting:
             if self._parked.pop(sequence.request.request_id, None) is None:
                 self.waiting.note_finished()
+            else:
+                self._unpark()  # others may have waited for it alone
             self.waiting_blocks -= self._expected_blocks(sequence)
         self.is_blocked = False  # a sequence behind it may fit
         self.adapters.remove_user(sequence.adapter)

@@ -357,7 +357,8 @@ class Scheduler:
     def _priority_victims(self) -> list[Sequence]:
         """Running sequences to preempt for the first waiting one."""
         queue = self._queue
-        if (first := queue.waiting.first()) is None or queue.is_blocked:
+        first = queue.waiting.first()
+        if first is None or queue.is_blocked or queue.waits_for_slot(first):
             return []
         return preemption.victims(first, queue.running, self.kv, self.config)
 

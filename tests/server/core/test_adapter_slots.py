@@ -2,12 +2,14 @@
 
 import pytest
 
+from quire_server.core.policy import CLASSES, Policy
 from quire_server.core.request import Request
 from quire_server.core.sampling_params import SamplingParams
 from quire_server.core.scheduler import Scheduler, SchedulerConfig
 from tests.server.core.fake_runner import FakeRunner
 
 A, B, C = 1, 2, 3
+HIGH, NORMAL, LOW = CLASSES["high"], CLASSES["normal"], CLASSES["low"]
 
 
 def make_scheduler(**limits):
@@ -16,8 +18,8 @@ def make_scheduler(**limits):
     return Scheduler(SchedulerConfig(**settings), eos_token_ids=())
 
 
-def add(scheduler, name, adapter, *, arrival=0.0, tokens=3, prompt=(5, 6)):
-    request = Request(name, tuple(prompt), SamplingParams(tokens), arrival)
+def add(scheduler, name, adapter, *, arrival=0.0, tokens=3, prompt=(5, 6), priority=0):
+    request = Request(name, tuple(prompt), SamplingParams(tokens), arrival, priority=priority)
     scheduler.add(request, adapter=adapter, adapter_key=f"a{adapter}" if adapter else "")
 
 
@@ -58,6 +60,69 @@ def test_one_that_waits_for_a_slot_is_not_overtaken_for_ever():
     starts, _ = run(scheduler, another)
     order = [name for names in starts for name in names]
     assert order.index("b") < 8 and len(order) == 31
+
+
+def order_of(scheduler, after=lambda step: None):
+    return [name for names in run(scheduler, after)[0] for name in names]
+
+
+def test_one_of_low_priority_that_waits_for_a_slot_holds_up_none_of_higher_priority():
+    scheduler = make_scheduler(policy=Policy.PRIORITY)
+    add(scheduler, "a", A, tokens=20, priority=NORMAL)
+    add(scheduler, "low", B, priority=LOW)
+    running = []
+
+    def after(step):
+        if step == 2:
+            add(scheduler, "a2", A, arrival=3.0, priority=NORMAL)
+        running.append(scheduler.num_running)
+
+    assert order_of(scheduler, after) == ["a", "a2", "low"]
+    assert running[:4] == [1, 1, 2, 2], "a2 waited for the end of a"
+
+
+def test_others_wait_no_longer_once_the_one_for_which_they_waited_is_dropped():
+    scheduler, running = make_scheduler(), []
+    add(scheduler, "a", A, tokens=20)
+    add(scheduler, "b", B)
+
+    def after(step):
+        if step == 2:
+            add(scheduler, "a2", A, arrival=3.0)
+        if step == 4:
+            scheduler.abort("b")
+        running.append(scheduler.num_running)
+
+    assert order_of(scheduler, after) == ["a", "a2"]
+    assert running[2:6] == [1, 1, 2, 2], "a2 waited for the end of a"
+
+
+def test_only_the_adapter_with_the_fewest_answers_gives_up_its_slot():
+    scheduler = make_scheduler(num_adapter_slots=2)
+    for name, adapter in (("a", A), ("b", B), ("b2", B), ("c", C)):
+        add(scheduler, name, adapter, tokens=12)
+
+    def after(step):
+        if step == 2:
+            add(scheduler, "a3", A, arrival=3.0)
+            add(scheduler, "b3", B, arrival=3.0)
+
+    assert order_of(scheduler, after) == ["a", "b", "b2", "b3", "c", "a3"]
+
+
+def test_nothing_is_preempted_for_a_request_that_has_no_slot():
+    scheduler, preemptions = make_scheduler(policy=Policy.PRIORITY, max_num_seqs=3), []
+    add(scheduler, "a", A, tokens=8, priority=HIGH)
+    for name in ("base", "base2"):
+        add(scheduler, name, 0, tokens=12, priority=LOW)
+
+    def after(step):
+        if step == 2:
+            add(scheduler, "b", B, arrival=3.0, priority=NORMAL)
+        preemptions.append(scheduler.stats.preemptions)
+
+    assert order_of(scheduler, after) == ["a", "base", "base2", "b"]
+    assert not any(preemptions[:6])
 
 
 def test_the_longest_unused_adapter_gives_its_slot():
