@@ -53,9 +53,9 @@ class Account:
         self.held_seconds = 0.0  # for a model that is started
         self.replicas: list[str] = []  # the pods that were asked, in their order
         self._path = path
-        is_input_output = path in calls.INPUT_OUTPUT_PATHS
-        self._find_usage = usage.find_last if is_input_output else usage.find
-        self._find_in_events = usage.find_in_comment if is_input_output else usage.find
+        self._is_input_output = path in calls.INPUT_OUTPUT_PATHS
+        self._find_usage = usage.find_last if self._is_input_output else usage.find
+        self._find_in_events = usage.find_in_comment if self._is_input_output else usage.find
         self._request_id = request_id
         self._metrics = metrics
         self._log = log
@@ -81,6 +81,11 @@ class Account:
     def read_usage(self, data: bytes) -> None:
         """Read the usage where these bytes of an answer have it."""
         self.usage = self._find_usage(data) or self.usage
+
+    def read_part(self, data: bytes) -> None:
+        """The same of a part of an answer, none where only its end has what is no client's."""
+        if not self._is_input_output:
+            self.read_usage(data)
 
     def read_events(self, events: bytes) -> None:
         """The same of whole events of a stream, which are counted. Without a usage it is not whole."""

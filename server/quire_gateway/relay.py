@@ -555,7 +555,7 @@ async def _stream(
     another replica can go on with it.
     """
     data = await attempt.read()
-    filtered = events if isinstance(events, ExternalEvents) else resumption
+    filtered = events if isinstance(events, ExternalEvents) else resumption if events else None
     tail = b""  # in which a usage may begin that the next bytes end
     recording = account.recording
     if not account.has_begun:
@@ -566,8 +566,6 @@ async def _stream(
     if not exchange.started:
         headers = _with_own_degradation(exchange, headers)
         await exchange.begin(response.status, headers, is_events=events is not None)
-    if events is None:
-        filtered = None
     try:
         while data:
             whole = events.add(data) if events else data
@@ -583,11 +581,13 @@ async def _stream(
                 if fault:
                     raise attempt.failed("engine", f"its engine failed: {fault}")
             else:
-                account.read_usage(tail + whole)
+                account.read_part(tail + whole)
                 tail = (tail + whole)[-_MAX_USAGE_BYTES:]
                 await exchange.part(whole)
             data = await attempt.read()
         rest = events.rest() if events else b""
+        if events is None:
+            account.read_usage(tail)
         if isinstance(events, ExternalEvents) and not events.is_finished:
             raise attempt.failed("cut", "the answer ends without an end")
     except AttemptError as error:

@@ -80,6 +80,36 @@ async def test_the_usage_of_a_long_answer_is_found_wherever_its_parts_end(accoun
     assert account.usage == Usage(5, 30)
 
 
+@pytest.mark.parametrize("is_cut", [False, True])
+async def test_a_long_answer_whose_client_goes_takes_no_usage_of_the_client_s_own(clock, is_cut):
+    account = account_of("/v1/responses", clock)
+    fake = b'{"tools": [{"usage": {"input_tokens": 0, "output_tokens": 0}}], "x": "' + b"x" * 600
+    parts = [fake, b'", "usage": {"input_tokens": 5, "output_tokens": 30}}', b""]
+    num_sent = 0
+
+    async def nothing(*arguments, **more):
+        pass
+
+    async def part(data):
+        nonlocal num_sent
+        num_sent += 1
+        if is_cut and num_sent == 2:
+            raise ClientGoneError
+
+    async def read():
+        return parts.pop(0)
+
+    exchange = types.SimpleNamespace(started=False, headers=[], begin=nothing, part=part, end=nothing)
+    response = types.SimpleNamespace(status=200, content_type="application/json", raw_headers=[])
+    attempt = types.SimpleNamespace(read=read, model=None, response_headers=frozenset())
+    try:
+        await _stream(exchange, attempt, response, account, None, None)
+    except ClientGoneError as gone:
+        assert settled(account, gone) == "whole"
+    else:
+        assert settled(account) == (5, 30)
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("error", [None, ClientGoneError(), CutError()])
 def test_a_request_that_no_replica_was_asked_for_takes_nothing(account, stream, error):
