@@ -3,14 +3,18 @@ is one, under the directory's name. What is added, changed or removed counts wit
 that has the same volume, and after a restart.
 
 An adapter is read once its files have not changed between two looks, for they may still be copied. One that
-was unloaded over HTTP, or could not be read, is left alone until its files change.
+could not be read is tried again a minute later, or when its files change; one that was unloaded over HTTP is
+left alone until they change.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Mapping
+import math
+import os
+import time
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -21,6 +25,7 @@ from quire_server.errors import QuireServerError
 logger = logging.getLogger(__name__)
 
 LOOK_SECONDS = 2.0
+RETRY_SECONDS = 60.0
 _FILES = ("adapter_config.json", "adapter_model.safetensors")
 
 #: Size and time of change of each file.
@@ -33,6 +38,9 @@ class Engine(Protocol):
     @property
     def connected(self) -> bool: ...
 
+    @property
+    def adapters(self) -> Mapping[str, AdapterState]: ...
+
     async def load_adapter(self, name: str, path: Path) -> AdapterState: ...
 
     async def drop_adapter(self, name: str) -> None: ...
@@ -41,10 +49,17 @@ class Engine(Protocol):
 class AdapterFolder:
     """``reserved``: the names of the model itself, which no adapter gets."""
 
-    def __init__(self, folder: Path, engine: Engine, reserved: Collection[str]) -> None:
-        self._folder, self._engine, self._reserved = folder, engine, reserved
+    def __init__(
+        self,
+        folder: Path,
+        engine: Engine,
+        reserved: Collection[str],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._folder, self._engine, self._reserved, self._clock = folder, engine, reserved, clock
         self._seen: Mapping[str, _Signature] = {}  # at the last look
         self._loaded: dict[str, _Signature] = {}  # what was given to the engine, read or not
+        self._retries: dict[str, float] = {}  # when to read again what could not be read
 
     async def run(self) -> None:
         """Look until cancelled."""
@@ -52,7 +67,9 @@ class AdapterFolder:
             try:
                 if self._engine.connected:
                     await self.look()
-            except QuireServerError as error:  # the engine ended: it has no adapters when it is back
+                else:
+                    self._loaded.clear()  # an engine that comes back has none
+            except QuireServerError as error:
                 logger.warning("the adapters are not followed now", extra={"why": str(error)})
                 self._loaded.clear()
             await asyncio.sleep(LOOK_SECONDS)
@@ -66,21 +83,43 @@ class AdapterFolder:
             del self._loaded[name]
             await self._engine.drop_adapter(name)
         for name, signature in found.items():
-            if signature == self._seen.get(name) and signature != self._loaded.get(name):
+            is_new = signature != self._loaded.get(name) or self._is_due(name)
+            if is_new and signature == self._seen.get(name):
+                await self._load(name)
                 self._loaded[name] = signature
-                await self._engine.load_adapter(name, self._folder / name)
         self._seen = found
 
+    async def _load(self, name: str) -> None:
+        state = await self._engine.load_adapter(name, self._folder / name)
+        self._retries.pop(name, None)
+        if state.reason:
+            self._retries[name] = self._clock() + RETRY_SECONDS
+
+    def _is_due(self, name: str) -> bool:
+        """Whether to try one again that could not be read, unless it was unloaded meanwhile."""
+        return name in self._engine.adapters and self._clock() >= self._retries.get(name, math.inf)
+
     def _find(self) -> dict[str, _Signature] | None:
-        """The adapters in the folder; None where it cannot be read, and what is loaded stays."""
+        """The adapters in the folder; None where it cannot be read, and what is loaded stays. So does an
+        adapter whose own directory cannot be read.
+        """
         found = {}
         try:
-            for directory in sorted(self._folder.iterdir()):
-                files = [directory / name for name in _FILES]
-                if files[0].exists() and is_adapter_name(directory.name, self._reserved):
-                    stats = [file.stat() for file in files if file.exists()]
-                    found[directory.name] = tuple((one.st_size, one.st_mtime_ns) for one in stats)
+            names = sorted(os.listdir(self._folder))
         except OSError:
             logger.warning("cannot read the folder of adapters", exc_info=True)
             return None
+        for name in names:
+            if is_adapter_name(name, self._reserved) and (signature := self._signature(name)):
+                found[name] = signature
         return found
+
+    def _signature(self, name: str) -> _Signature:
+        """Of a directory's files; empty where it is none of an adapter."""
+        try:
+            files = [self._folder / name / file for file in _FILES]
+            stats = [file.stat() for file in files if file.exists()] if files[0].exists() else []
+        except OSError as error:
+            logger.warning("cannot read an adapter's directory", extra={"adapter": name, "why": str(error)})
+            return self._seen.get(name, ())
+        return tuple((one.st_size, one.st_mtime_ns) for one in stats)

@@ -118,13 +118,18 @@ class AdapterRegistry:
         store = self._store
         if store is None:
             entry.reason = "this server runs without --max-adapters (engine.maxAdapters)"
-        elif len(self._entries) > MAX_ADAPTERS:
+        elif self._num_others(entry) >= MAX_ADAPTERS:
             entry.reason = f"there are {MAX_ADAPTERS} adapters already: drop one"
         else:
             self._thread = self._thread or FairExecutor("adapters")
             directory = Path(load.path)
             entry.loading = self._thread.submit("", lambda: store.read(directory))
             entry.loading.add_done_callback(lambda _: self.wake())
+
+    def _num_others(self, entry: _Entry) -> int:
+        """Adapters beside this one that are loaded, or will be."""
+        others = (other for other in self._entries.values() if other is not entry)
+        return sum(other.adapter is not None or other.loading is not None for other in others)
 
     def _take(self, name: str, entry: _Entry, loading: Future[AdapterFile]) -> None:
         entry.loading = None

@@ -106,9 +106,11 @@ def test_a_dropped_name_is_gone_at_once_and_its_memory_with_its_last_request(sto
 def test_there_is_a_limit_and_a_server_without_adapters_says_so(store, monkeypatch):
     monkeypatch.setattr(adapter_registry, "MAX_ADAPTERS", 1)
     registry, _, load = make(store)
-    load("a", "one")
+    assert not load("broken", ConfigError("use_dora is true")).is_ready
+    assert load("a", "one").is_ready, "one that failed took the room of another"
     registry.apply([LoadAdapter("b", "/b", "1")], ())
     assert "drop one" in registry.states()[1].reason
+    assert load("a", "two").digest == "two"
     without = AdapterRegistry(None, AdapterSlots(0))
     without.apply([LoadAdapter("a", "/a", "1")], ())
     assert "--max-adapters" in without.states()[0].reason
