@@ -17,7 +17,7 @@ from urllib.parse import parse_qs, urlsplit
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import AuthenticationError, NoPermissionError, RedisError
+from redis.exceptions import AuthenticationError, NoPermissionError, NoScriptError, RedisError
 from redis.exceptions import ConnectionError as ServerGoneError
 from redis.exceptions import TimeoutError as LateError
 
@@ -34,6 +34,10 @@ class LimitStoreError(Exception):
     def __init__(self, reason: str, message: str = "") -> None:
         super().__init__(message or reason)
         self.reason = reason
+
+
+class LimitStoreEmptyError(LimitStoreError):
+    """The store answers, and has lost its data: nothing of this exchange was done. Ask again."""
 
 
 def read_url(file: Path) -> str:
@@ -71,7 +75,10 @@ class LimitStore:
         self._sha = ""
 
     async def run_script(self, calls: Sequence[Call]) -> list[Any]:
-        """The reply to each call; without any, whether the store is there. Raises LimitStoreError."""
+        """The reply to each call; without any, whether the store is there.
+
+        Raises LimitStoreError, and LimitStoreEmptyError where the script is gone that had been loaded.
+        """
         seconds = max(CONNECT_SECONDS, self._deadline) if self._client is None else self._deadline
         exchange = asyncio.ensure_future(self._exchange(calls))
         try:
@@ -84,6 +91,8 @@ class LimitStore:
             return exchange.result()
         except LateError as error:
             raise LimitStoreError("timeout", str(error)) from None
+        except NoScriptError:
+            raise LimitStoreEmptyError("empty", "it has lost its data") from None
         except (AuthenticationError, NoPermissionError) as error:
             raise LimitStoreError("auth", str(error)) from None
         except (

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 from quire_gateway.client_limits import ClientLimiter, Reservation, too_many_at_once
 from quire_gateway.limit_script import LEASE_SECONDS, Answer, Held, Question, answer, arguments, key
-from quire_gateway.limit_store import LimitStore, LimitStoreError
+from quire_gateway.limit_store import LimitStore, LimitStoreEmptyError, LimitStoreError
 from quire_gateway.llm_client import NO_BUDGET, NO_LIMITS, LLMClient
 from quire_gateway.llm_route import Prices
 from quire_gateway.metrics import Metrics
@@ -210,7 +210,12 @@ class SharedLimiter:
         """Ask for all that waits, and say what has changed. Raises LimitStoreError."""
         waiting = self._next()
         try:
-            await self._exchange_for(waiting)
+            try:
+                await self._exchange_for(waiting)
+            except LimitStoreEmptyError:
+                logger.info("the limit store has lost its data: it is told anew what this gateway knows")
+                self._tell_anew()
+                await self._exchange_for(waiting)
         except BaseException as error:  # also where this gateway ends meanwhile
             for one in (one for several in waiting.values() for one in several):
                 if not one.decision.done():
@@ -319,12 +324,17 @@ class SharedLimiter:
             self._metrics.limit_store(is_up=False)
             self._changed(is_up=False)
             self._metrics.limit_store_lost()
-            for one in self._known.values():
-                one.is_new = True
+            self._tell_anew()
             for waiting in self._waiting:
                 if not waiting.decision.done():
                     waiting.decision.set_exception(LimitStoreError(error.reason))
             self._waiting = []
+
+    def _tell_anew(self) -> None:
+        """The store knows nothing of what it was told."""
+        self._said_at = float("-inf")
+        for one in self._known.values():
+            one.is_new = True
 
 
 def _read(reply: Any, question: Question) -> Answer:

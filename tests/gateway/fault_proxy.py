@@ -23,7 +23,7 @@ class FaultProxy:
     """
 
     def __init__(self, port):
-        self._target = port
+        self.target = port
         self.refuse = self.hang = self.drop_reused = self.ends = self.closes = False
         self.cut_after = self.answer = None
         self.delay = 0.0
@@ -51,7 +51,7 @@ class FaultProxy:
                     _reset(client)
                     continue
                 try:
-                    replica = socket.create_connection(("127.0.0.1", self._target))
+                    replica = socket.create_connection(("127.0.0.1", self.target))
                 except ConnectionRefusedError:
                     _reset(client)
                     continue

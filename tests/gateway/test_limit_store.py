@@ -218,6 +218,7 @@ def wrong_password(fleet):
 def mended(fleet):
     yield
     fleet.proxy.delay = 0.0
+    fleet.proxy.target = fleet.store.port
     fleet.store.go_on()
     fleet.store.kill()
     fleet.store.start()
@@ -269,6 +270,39 @@ def test_after_the_store_is_back_limits_are_exact_again(fleet, mended):
     statuses, seconds = fleet.flood(headers, seconds=1)
     there = 300 + 5 * seconds
     assert 0.99 * there - 5 <= statuses.count(200) <= 1.01 * there
+
+
+def test_a_store_that_is_replaced_by_an_empty_one_is_told_what_its_gateway_holds(fleet, mended, tmp_path):
+    headers = fleet.client("replaced", budget={"tokens": 3 * (TAKES + 10)})
+    gateway = fleet.gateways[0]
+    losses = gateway.metric("gateway_limit_store_losses_total")
+    with running(fleet, headers, 2), StoreServer(tmp_path) as empty:
+        fleet.proxy.target = empty.port
+        fleet.store.kill()
+        assert race([gateway], headers).count(200) == 1, "the two that run hold the rest of the budget"
+        assert "the limit store has lost its data" in gateway.log.read_text(), "the fault takes effect"
+        assert gateway.metric("gateway_limit_store_losses_total") == losses
+
+
+@contextlib.contextmanager
+def running(fleet, headers, number):
+    """So many requests of one client of the first gateway wait at the replica."""
+    before = fleet.replica.held
+    asked = [
+        threading.Thread(
+            target=lambda: quiet(lambda: ask(fleet.gateways[0], headers, "hold", max_tokens=TAKES))
+        )
+        for _ in range(number)
+    ]
+    for each in asked:
+        each.start()
+    fleet.gateways[0].wait("they run", lambda: fleet.replica.held == before + number)
+    try:
+        yield
+    finally:
+        fleet.replica.let_go()
+        for each in asked:
+            each.join()
 
 
 def store_events(fleet):

@@ -246,7 +246,7 @@ def test_every_latency_is_shown_with_its_median_p95_and_p99() -> None:
 
 
 def test_the_panels_show_the_requests_that_were_sent(scraped: Prometheus) -> None:
-    assert max(scraped.values(QUERIES["Prefix cache hit rate A"])) > 0.05
+    assert 0 < max(scraped.values(QUERIES["Prefix cache hit rate A"])) < 1
     assert max(scraped.values(QUERIES["Tokens per second B"])) > 0
     assert 0 < max(scraped.values(QUERIES["TTFT p50 A"])) < 60
 
