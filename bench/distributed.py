@@ -7,14 +7,15 @@ bench/results/distributed.md has all of them, with machine, load and command.
 import argparse
 import os
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from bench import all_reduce, pipeline, prefill_decode, rank_exchanges, rank_losses, rank_shards, step_message
-from bench.tensor_parallel import NEW_TOKENS, PROMPT, ROUNDS, tensor_parallel
+from bench.tensor_parallel import NEW_TOKENS, PROMPT, ROUNDS, WEIGHTS, tensor_parallel
 from e2e import models
 
 RESULTS = Path(__file__).parent / "results"
@@ -22,12 +23,20 @@ TRANSFERS = 21
 STAGE_SECONDS, STAGE_TOKENS = (0.2, 0.2, 0.2), 30
 
 
+def _tensor(flags: Sequence[str], _: argparse.Namespace) -> str:
+    return tensor_parallel(flags)
+
+
 SECTIONS: dict[str, tuple[str, Callable[[argparse.Namespace], str]]] = {
-    "tensor": (
-        f"Two ranks with one thread each beside one process with two, on a random Llama of 100 M parameters "
-        f"in int8 ({ROUNDS} rounds in turns; {NEW_TOKENS - 1} tokens after prompts of {PROMPT}; bar: 0.9x)",
-        lambda _: tensor_parallel(),
-    ),
+    **{
+        f"tensor-{weights}": (
+            "Two ranks with one thread each beside one process with two, on a random Llama of 100 M "
+            f"parameters in {weights} ({ROUNDS} rounds in turns; {NEW_TOKENS - 1} tokens after prompts of "
+            f"{PROMPT}; bar: 0.9x)",
+            partial(_tensor, flags),
+        )
+        for weights, flags in WEIGHTS.items()
+    },
     "all-reduce": ("An all-reduce of float32", lambda _: all_reduce.tables()),
     "step-message": (
         "The message of a step, from rank 0 to the other ranks and back (bars for 256 requests: 50 us to one "

@@ -10,7 +10,7 @@ import os
 import statistics
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -38,6 +38,8 @@ MODEL = LlamaConfig(
     eos_token_id=1,
 )
 FLAGS = ("--max-num-seqs", "32", "--max-num-batched-tokens", "1024", "--num-gpu-blocks-override", "1024")
+#: int8 is for CPUs with VNNI; on others a server takes float32 by itself.
+WEIGHTS = {"int8": ("--quantization", "int8"), "float32": ("--quantization", "none", "--dtype", "float32")}
 ONE, SHARED, GLOO = "one process, 2 threads", "2 ranks, shared memory", "2 ranks, gloo"
 WAYS = {ONE: (1, DEFAULT), SHARED: (2, communicators.SHARED_MEMORY), GLOO: (2, communicators.GLOO)}
 ROUNDS, NEW_TOKENS, PROMPT = 9, 33, 32
@@ -51,13 +53,15 @@ def write_model(directory: Path, model: LlamaConfig) -> None:
 
 
 @contextmanager
-def engines(model: Path) -> Iterator[dict[str, EngineProcesses]]:
+def engines(model: Path, flags: Sequence[str]) -> Iterator[dict[str, EngineProcesses]]:
     """All of them, loaded."""
     with ExitStack() as stack:
         started = {}
         for name, (ranks, communicator) in WAYS.items():
             engine = stack.enter_context(
-                EngineProcesses(model, FLAGS, ranks=ranks, threads=THREADS, communicator=communicator)
+                EngineProcesses(
+                    model, (*FLAGS, *flags), ranks=ranks, threads=THREADS, communicator=communicator
+                )
             )
             threads = engine.facts["threads"]
             if threads != THREADS // ranks:
@@ -88,8 +92,8 @@ class Rates:
         self.best = max(self.best, tokens / min(seconds))
 
 
-def tensor_parallel(model: LlamaConfig = MODEL, rounds: int = ROUNDS) -> str:
-    """Tokens per second of each engine, and the ratios to one process."""
+def tensor_parallel(flags: Sequence[str], model: LlamaConfig = MODEL, rounds: int = ROUNDS) -> str:
+    """Tokens per second of each engine, and the ratios to one process. ``flags``: of the servers."""
     columns = {f"decode x{count}": (PROMPT, count) for count in DECODES} | {
         f"prefill {PREFILL}": (PREFILL, 1)
     }
@@ -97,7 +101,7 @@ def tensor_parallel(model: LlamaConfig = MODEL, rounds: int = ROUNDS) -> str:
     loads = [os.getloadavg()[0]]
     with tempfile.TemporaryDirectory() as folder:
         write_model(Path(folder), model)
-        with engines(Path(folder)) as started:
+        with engines(Path(folder), flags) as started:
             for number in range(rounds):
                 for column, (length, count) in columns.items():
                     for name, engine in started.items():

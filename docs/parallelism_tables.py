@@ -92,10 +92,10 @@ On CPUs of one machine all ranks share the bandwidth of its memory. Expect about
 with as many threads, not more. `python -m bench.distributed` measures both on your machine, and what
 ranks exchange, read, hold and lose; `bench/results/distributed.md` has the figures of one.
 
-That one has AVX-512 VNNI, and int8 kernels for it. On one with AVX2 alone, where torch computes int8, two
-ranks with a thread each gave 1.24 (decode of one request), 1.39 (8) and 1.32 (32) times the tokens per second
-of one process with two threads, and 0.99 times in prefill of 512 (2 cores of an AMD EPYC, 2026-11-27, load
-1.1 to 2.6; `python -m bench.distributed --only tensor`).
+With AVX-512 VNNI and int8 weights two ranks with a thread each gave 0.83 (decode of one request), 0.84 (8)
+and 0.91 (32) times the tokens per second of one process with two threads, and 0.87 times in prefill of 512.
+On a machine with AVX2 alone, in float32, they gave 1.18 to 1.24, 1.27 to 1.39, 1.23 to 1.32 and 0.98 to 0.99
+times (two hours of two days; 2 cores of an AMD EPYC each).
 
 Memory does not become less in sum. In a pod the ranks have the whole model once, plus what each of them
 has whole, plus the memory of a process: measured with SmolLM2 in float32 and a KV cache of 64 MiB, a pod

@@ -8,7 +8,7 @@ from transformers import LlamaConfig
 
 from bench import all_reduce, distributed, rank_exchanges, rank_losses, rank_shards, step_message
 from bench.engine_processes import EngineLostError, EngineProcesses
-from bench.tensor_parallel import GLOO, ONE, SHARED, tensor_parallel, write_model
+from bench.tensor_parallel import GLOO, ONE, SHARED, WEIGHTS, tensor_parallel, write_model
 from tests.bench.test_benches import table_rows
 from tests.kernels.rank_processes import where_supported
 
@@ -34,7 +34,7 @@ def engines_running():
 @pytest.mark.deep
 @where_supported
 def test_ranks_are_compared_with_one_process():
-    rows = table_rows(tensor_parallel(SMALL, rounds=1))
+    rows = table_rows(tensor_parallel(WEIGHTS["float32"], SMALL, rounds=1))
     assert all(float(cell.split()[0]) > 0 for name in (ONE, SHARED, GLOO) for cell in rows[name])
     assert all("x" in cell for cell in rows[f"{SHARED} / one process"])
 
