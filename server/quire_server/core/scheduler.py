@@ -28,12 +28,13 @@ from itertools import islice
 from quire_server.core import pipeline, preemption
 from quire_server.core.adapter_slots import AdapterSlots
 from quire_server.core.config import Batching, SchedulerConfig, rejection_reason, too_long_reason
-from quire_server.core.kv_cache_manager import KVCacheManager, PrefixBlocks
+from quire_server.core.kv_cache_manager import KVCacheManager, PrefixBlocks, PrefixMatch
 from quire_server.core.pipeline import SlotLoad
 from quire_server.core.policy import NORMAL_PRIORITY, TOP_PRIORITY
 from quire_server.core.request import FinishReason, Request
 from quire_server.core.request_queue import RequestQueue
 from quire_server.core.sequence import Sequence, Status
+from quire_server.core.shared_prefill import Leaders, is_following
 from quire_server.core.spec_decode import DraftPlan, Speculator, num_accepted
 from quire_server.core.stats import SchedulerStats, SpeculationStats
 from quire_server.core.step import (
@@ -72,6 +73,7 @@ class StepPlan:
         None  # what is left of it, in tokens of prompts; None: there is no bound
     )
     low_priority_from: float = 0.0  # virtual arrival
+    leaders: Leaders | None = None  # of the step's sequences, once they are looked for
 
     def in_order(self) -> list[Sequence]:
         """Every sequence, in the order of the step's rows."""
@@ -358,7 +360,7 @@ class Scheduler:
         """Running sequences to preempt for the first waiting one."""
         queue = self._queue
         first = queue.waiting.first()
-        if first is None or queue.is_blocked or queue.waits_for_slot(first):
+        if first is None or queue.is_blocked or queue.waits_for_slot(first) or is_following(first):
             return []
         return preemption.victims(first, queue.running, self.kv, self.config)
 
@@ -454,15 +456,15 @@ class Scheduler:
 
     def _admit(self, budget: int, plan: StepPlan, before: Sequence | None) -> int:
         """Start waiting sequences in their order while budget, rows and blocks last; with ``before``, only
-        those that go before that running one. A sequence is overtaken only while it waits for KV blocks from
-        the disk.
+        those that go before that running one. A sequence is overtaken only while it waits for blocks of its
+        prefix: from the disk, or from a running sequence that computes them.
         """
         queue, running = self._queue, self._queue.running
-        fetching: list[Sequence] = []
+        deferred: list[Sequence] = []
         self._batch_is_closed &= bool(running.sequences)
         while budget > plan.admission_floor and not (queue.is_blocked or self._batch_is_closed):
             sequence = queue.waiting.first()
-            if sequence is None or running.num_free_rows <= len(fetching):
+            if sequence is None or running.num_free_rows <= len(deferred):
                 break
             if before is not None and not self._goes_before(sequence, before):
                 break
@@ -472,38 +474,65 @@ class Scheduler:
                 break
             if plan.low_priority_budget == 0 and sequence.order[0] > plan.low_priority_from:
                 break
-            if (match := self.kv.match(sequence)) is None:
-                # A part of its prefix is being read from the disk: a row and blocks are reserved for it.
-                if self.config.batching is Batching.STATIC or len(fetching) == _MAX_WAITING_FOR_DISK:
+            if (match := self._match(sequence, plan)) is None:
+                # A row and blocks are reserved for it.
+                if not self._may_defer(sequence, deferred):
                     break
                 queue.waiting.pop()
-                fetching.append(sequence)
+                deferred.append(sequence)
                 continue
             num_missing = len(sequence.tokens) - match.num_cached
             has_other_rows = bool(plan.chunks or plan.new_decodes)
             if num_missing > budget and not self._may_exceed(has_other_rows=has_other_rows):
                 budget = 0
                 break
-            is_alone = not (running.sequences or fetching or self.kv.has_transfers)
-            num_reserved = sum(map(self._num_blocks, fetching))
+            is_alone = not (running.sequences or deferred or self.kv.has_transfers)
+            num_reserved = sum(map(self._num_blocks, deferred))
             if not self.kv.fits(match, is_alone=is_alone, num_reclaimed=-num_reserved):
                 if is_alone:
                     # It was preempted with more tokens than the whole cache holds.
                     self._fail_for_lack_of_blocks(sequence, self._num_blocks(sequence))
                     continue
-                queue.is_blocked = not fetching
+                queue.is_blocked = not deferred
                 break
-            plan.started.append(queue.start(sequence, match))
-            sequence.slot = plan.slot
-            num_tokens = num_missing if self.config.pools else _num_prompt_tokens(sequence, budget, plan)
-            budget = max(0, budget - self._plan_first_tokens(sequence, num_tokens, plan))
+            budget = self._start(sequence, match, budget, plan)
             if sequence is self._exclusive:
                 break
-        for sequence in fetching:
+        for sequence in deferred:
             queue.waiting.push(sequence)
         # Static batching: sequences for which the budget did not suffice may join in the next step.
         self._batch_is_closed |= self.config.batching is Batching.STATIC and budget > 0
         return budget
+
+    def _match(self, sequence: Sequence, plan: StepPlan) -> PrefixMatch | None:
+        """The cached prefix of a waiting sequence; None where more of it is there after a later step."""
+        if is_following(sequence):
+            return None
+        match = self.kv.match(sequence)
+        if match is None or sequence is self._exclusive or sequence.num_swapped_tokens:
+            return match
+        if self.config.batching is Batching.STATIC:
+            return match
+        if plan.leaders is None:
+            plan.leaders = Leaders(self._queue.running.sequences)
+        return None if plan.leaders.follow(sequence, match.num_cached, self.config.block_size) else match
+
+    def _may_defer(self, sequence: Sequence, deferred: list[Sequence]) -> bool:
+        """Whether others may go before a sequence that waits for a part of its prefix."""
+        if sequence.leader is not None:
+            return True
+        num_fetching = sum(one.leader is None for one in deferred)
+        return self.config.batching is not Batching.STATIC and num_fetching < _MAX_WAITING_FOR_DISK
+
+    def _start(self, sequence: Sequence, match: PrefixMatch, budget: int, plan: StepPlan) -> int:
+        """Start a sequence that fits; returns the rest of the budget."""
+        num_missing = len(sequence.tokens) - match.num_cached
+        plan.started.append(self._queue.start(sequence, match))
+        sequence.slot = plan.slot
+        if plan.leaders is not None:
+            plan.leaders.add(sequence)
+        num_tokens = num_missing if self.config.pools else _num_prompt_tokens(sequence, budget, plan)
+        return max(0, budget - self._plan_first_tokens(sequence, num_tokens, plan))
 
     def _may_exceed(self, *, has_other_rows: bool) -> bool:
         """Whether a prompt that is longer than the rest of the budget may start: in chunks, or alone."""
@@ -525,7 +554,8 @@ class Scheduler:
         )
 
     def _num_blocks(self, sequence: Sequence) -> int:
-        return -(-len(sequence.tokens) // self.config.block_size)
+        """That it needs, but for those that it will share."""
+        return -(-len(sequence.tokens) // self.config.block_size) - sequence.num_shared_blocks
 
     # ---------------------------------------------------------------- commit
 

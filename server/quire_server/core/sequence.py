@@ -64,6 +64,8 @@ class Sequence:
     swap_slots: list[int] = field(default_factory=list)  # host slots with its blocks while it is swapped out
     num_swapped_tokens: int = 0
     has_waited_for_disk: bool = False  # for a prefix on the disk: once is enough
+    leader: "Sequence | None" = None  # that computes blocks which it waits for, see ``shared_prefill``
+    num_shared_blocks: int = 0  # that the leader has or will have published when it need not wait any more
     adapter: int = 0  # its number in ``adapter_slots``; 0: none
     draft_state: DraftState | None = None  # from its first draft on
 
