@@ -90,6 +90,7 @@ class AdmissionRequest:
     prompt_tokens: int = 0
     priority: int = 0  # lower is more urgent
     max_tokens: int = 0  # of each answer
+    num_prompts: int = 1  # each of which has as many answers
 
 
 @dataclass(frozen=True)
@@ -98,6 +99,7 @@ class AnswerLimits:
 
     prompt_tokens: int
     max_tokens: int
+    num_shared: int = 0  # of the prompt's tokens, in KV blocks of another answer of the same request
 
 
 @dataclass(frozen=True)
@@ -152,6 +154,9 @@ class Claim:
 
     def __sub__(self, other: Claim) -> Claim:
         return Claim(self.num_answers - other.num_answers, self.tokens - other.tokens)
+
+    def __rmul__(self, number: int) -> Claim:
+        return Claim(number * self.num_answers, number * self.tokens)
 
 
 @dataclass(frozen=True)
@@ -290,8 +295,10 @@ class Admission:
     def admit(self, asked: AdmissionRequest, info: EngineInfo, stats: EngineStats) -> Claim:
         """Count a parsed request as admitted; returns its claim on the KV cache. Raises ApiError."""
         self._check_queue(asked, info, stats)
-        each = AnswerLimits(asked.prompt_tokens // asked.num_answers, asked.max_tokens)
-        claim = self._claim(asked.num_answers, each)
+        length = asked.prompt_tokens // asked.num_answers
+        first = self._claim(AnswerLimits(length, asked.max_tokens))
+        other = self._claim(AnswerLimits(length, asked.max_tokens, info.num_shared_tokens(length)))
+        claim = asked.num_prompts * first + (asked.num_answers - asked.num_prompts) * other
         if asked.prompt_tokens < info.kv_capacity:  # else tokenising decides whether it can ever fit
             self._check_memory(asked, claim)
         self.unseen += claim
@@ -331,7 +338,7 @@ class Admission:
             limit = self._limits.max_queued_tokens
             message = f"{self.queued_tokens} prompt tokens are waiting, of at most {limit}"
             raise overloaded("queue_full", message, self.retry_after())
-        claims = [self._claim(1, answer) for answer in answers]
+        claims = [self._claim(answer) for answer in answers]
         claim = sum(claims, start=Claim())
         self._check_memory(asked, claim)
         self.unseen += claim
@@ -341,9 +348,9 @@ class Admission:
         """An answer has ended at this length, in tokens."""
         self._answer_lengths.learn(limits.prompt_tokens, limits.max_tokens, length)
 
-    def _claim(self, num_answers: int, limits: AnswerLimits) -> Claim:
+    def _claim(self, limits: AnswerLimits) -> Claim:
         expected = self._answer_lengths.expect(limits.prompt_tokens, limits.max_tokens)
-        return Claim(num_answers, num_answers * (limits.prompt_tokens + expected))
+        return Claim(1, limits.prompt_tokens - limits.num_shared + expected)
 
     def queue_tokens(self, num_tokens: int) -> None:
         """So many more prompt tokens wait; a negative number waits no longer."""

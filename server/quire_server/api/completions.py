@@ -41,6 +41,7 @@ from quire_server.api.response_formatter import (
 from quire_server.core.request import Request
 from quire_server.core.sampling_params import Grammar
 from quire_server.engine.client import DeadlineExceededError
+from quire_server.engine.messages import EngineInfo
 from quire_server.model_dir.generation_config import SamplingDefaults
 
 IGNORED_HEADER = "x-quire-ignored"
@@ -117,7 +118,14 @@ async def _admit(request: RequestContext, parse: Callable[[Json, SamplingDefault
     request.configure(generation)
     # Without max_tokens an answer may fill the context.
     max_tokens = generation.max_tokens or server.defaults.max_tokens or info.max_model_len
-    asked = AdmissionRequest(client, call.num_answers, call.estimated_tokens, request.priority, max_tokens)
+    asked = AdmissionRequest(
+        client,
+        call.num_answers,
+        call.estimated_tokens,
+        request.priority,
+        max_tokens,
+        call.num_answers // generation.n,
+    )
     server.rates.charge(client, asked.prompt_tokens)
     request.charged_tokens = asked.prompt_tokens
     request.reservation.claim(asked, info, server.engine.stats)
@@ -232,6 +240,13 @@ def _response(
     )
 
 
+def _answer_limits(request: Request, info: EngineInfo, *, is_first: bool) -> AnswerLimits:
+    """``is_first``: of the answers to its prompt."""
+    length = len(request.prompt_token_ids)
+    num_shared = 0 if is_first else info.num_shared_tokens(length)
+    return AnswerLimits(length, request.sampling.max_tokens, num_shared)
+
+
 async def _generate(
     request: RequestContext,
     generation: Generation,
@@ -245,7 +260,10 @@ async def _generate(
     grammar = await server.compile(generation.form, request.principal)
     requests = _engine_requests(request, generation, prompts, grammar, prompt_field)
     server.metrics.asked(generation.n, requests[0].sampling.max_tokens)
-    answers = [AnswerLimits(len(one.prompt_token_ids), one.sampling.max_tokens) for one in requests]
+    answers = [
+        _answer_limits(one, server.engine.info, is_first=number % generation.n == 0)
+        for number, one in enumerate(requests)
+    ]
     reservation.set_answers(answers, server.engine.stats)
     lengths = [answer.prompt_tokens for answer in answers]
     request.prompt_tokens = sum(map(len, prompts))

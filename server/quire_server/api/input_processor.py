@@ -50,7 +50,7 @@ def engine_requests(
         grammar=grammar,
     )
     _check_choice(asked, tokenizer.eos_token_ids, info.vocab_size)
-    _check_room(generation.n, [len(prompt) for prompt in prompts], info.kv_capacity, prompt_field)
+    _check_room(generation.n, [len(prompt) for prompt in prompts], info, prompt_field)
     _check_prompt_logprobs(generation, prompts)
     _check_resume(generation, prompts)
     requests: list[Request] = []
@@ -181,19 +181,20 @@ def _max_tokens(
     return max(1, generation.max_tokens)
 
 
-def _check_room(num_answers: int, prompt_lengths: Sequence[int], kv_capacity: int, prompt_field: str) -> None:
+def _check_room(n: int, prompt_lengths: Sequence[int], info: EngineInfo, prompt_field: str) -> None:
     """Raises where the prompts of all answers are more than the whole KV cache: no waiting changes that. One
     prompt alone is checked by `_max_tokens`.
     """
     once = sum(prompt_lengths)
-    needed = num_answers * once
-    if num_answers * len(prompt_lengths) == 1 or needed <= kv_capacity:
+    each = once - sum(map(info.num_shared_tokens, prompt_lengths))
+    needed = once + (n - 1) * each
+    if n * len(prompt_lengths) == 1 or needed <= info.kv_capacity:
         return
-    most = kv_capacity // once
+    most = 1 + (info.kv_capacity - once) // each if once <= info.kv_capacity else 0
     raise bad_field(
         "n" if most else prompt_field,
-        f"{num_answers} x {once} prompt tokens take {needed} tokens of KV cache, before any of max_tokens, "
-        f"and the whole cache holds {kv_capacity}; shorten the prompt, or "
+        f"{n} answers to {once} prompt tokens take {needed} tokens of KV cache, before any of "
+        f"max_tokens, and the whole cache holds {info.kv_capacity}; shorten the prompt, or "
         + (f"ask for at most n={most}" if most else "send fewer prompts in one request"),
         code="context_length_exceeded",
     )

@@ -61,7 +61,7 @@ def _ending(delta: OutputDelta | None) -> Json:
 
 def _usage(counts: TokenCounts, prompt_tokens: int) -> Json:
     """Anthropic's counts: what was in the prefix cache is no input token."""
-    cached = counts.cached_tokens(prompt_tokens)
+    cached = counts.cached_tokens
     return {
         "input_tokens": prompt_tokens - cached,
         "cache_creation_input_tokens": 0,

@@ -50,9 +50,10 @@ _OPERATIONS = {
 
 
 class TokenCounts:
-    """Token counts over all answers of a request."""
+    """Token counts over all answers of a request, ``n`` to each prompt."""
 
-    def __init__(self) -> None:
+    def __init__(self, n: int = 1) -> None:
+        self.n = n
         self.completion_tokens = 0
         self.reasoning_tokens = 0  # of these, in thoughts
         self._cached: dict[int, int] = {}
@@ -61,14 +62,18 @@ class TokenCounts:
     def add(self, answer: int, num_tokens: int, num_cached_tokens: int, finish_reason: str | None) -> None:
         """Count what an answer gained."""
         self.completion_tokens += num_tokens
-        if num_cached_tokens:
-            self._cached[answer] = max(self._cached.get(answer, 0), num_cached_tokens)
+        self._cached[answer] = max(self._cached.get(answer, 0), num_cached_tokens)
         if finish_reason is not None:
             self.finish_reasons[answer] = finish_reason
 
-    def cached_tokens(self, prompt_tokens: int) -> int:
-        """n answers share one prompt, so no more of it is cached than there is."""
-        return min(sum(self._cached.values()), prompt_tokens)
+    @property
+    def cached_tokens(self) -> int:
+        """Of the prompts. What one answer has computed of a prompt and the others found was not cached."""
+        prompts = dict[int, int]()
+        for answer, number in self._cached.items():
+            prompt = answer // self.n
+            prompts[prompt] = min(prompts.get(prompt, number), number)
+        return sum(prompts.values())
 
 
 class Degradation:
@@ -127,6 +132,7 @@ class RequestContext:
     def configure(self, generation: Generation) -> None:
         """Take over what the parsed request says. Raises ApiError."""
         self.rules = generation.text
+        self.counts = TokenCounts(generation.n)
         self.timeout = min(generation.timeout or self.timeout, self.timeout)
         self.is_timed = _switch(self.exchange, _TIMING_HEADER)
         self.names_tokens = _switch(self.exchange, _TOKENS_HEADER) and generation.n == 1
@@ -139,7 +145,7 @@ class RequestContext:
     def retry(self, now: float) -> None:
         """Begin again, with as much time as before; what has begun by its end is kept."""
         self.earlier_tokens += self.counts.completion_tokens
-        self.counts = TokenCounts()
+        self.counts = TokenCounts(self.counts.n)
         self.timeout += now - self.arrived_at
         self.keeps_begun = True
 
@@ -314,5 +320,5 @@ def _end_attributes(request: RequestContext, status: str, code: int | None) -> A
         ),
         "gen_ai.usage.input_tokens": request.prompt_tokens,
         "gen_ai.usage.output_tokens": counts.completion_tokens,
-        "gen_ai.usage.cache_read.input_tokens": counts.cached_tokens(request.prompt_tokens),
+        "gen_ai.usage.cache_read.input_tokens": counts.cached_tokens,
     }

@@ -319,7 +319,7 @@ def usage(counts: TokenCounts, prompt_tokens: int) -> Json:
         "prompt_tokens": prompt_tokens,
         "completion_tokens": counts.completion_tokens,
         "total_tokens": prompt_tokens + counts.completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": counts.cached_tokens(prompt_tokens)},
+        "prompt_tokens_details": {"cached_tokens": counts.cached_tokens},
     }
     if counts.reasoning_tokens:
         counted["completion_tokens_details"] = {"reasoning_tokens": counts.reasoning_tokens}

@@ -168,7 +168,7 @@ class _Items:
         return {
             "input_tokens": prompt_tokens,
             "input_tokens_details": {
-                "cached_tokens": counts.cached_tokens(prompt_tokens),
+                "cached_tokens": counts.cached_tokens,
                 "cache_write_tokens": 0,
             },
             "output_tokens": counts.completion_tokens,

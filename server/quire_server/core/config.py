@@ -99,6 +99,13 @@ class SchedulerConfig:
         return max(self.max_num_batched_tokens, self.max_model_len + self.max_num_seqs)
 
     @property
+    def shares_prompts(self) -> bool:
+        """Whether of equal prompts that come together the first one is computed, and the others find it in
+        the prefix cache. A static batch begins with all of its prompts.
+        """
+        return self.enable_prefix_caching and not self.pools and self.batching is Batching.CONTINUOUS
+
+    @property
     def low_priority_budget(self) -> int | None:
         """Of these, for prompts whose priority is below normal, while others come: a request waits for the
         end of the step that has begun. None where priorities decide nothing or prompts are not split.

@@ -511,7 +511,7 @@ class Scheduler:
         match = self.kv.match(sequence)
         if match is None or sequence is self._exclusive or sequence.num_swapped_tokens:
             return match
-        if self.config.batching is Batching.STATIC:
+        if not self.config.shares_prompts:
             return match
         if plan.leaders is None:
             plan.leaders = Leaders(self._queue.running.sequences)

@@ -59,6 +59,7 @@ def _serve(settings: ServeConfig, run_dir: Path, heartbeat: HeartbeatWriter, fau
         max_num_seqs=limits.max_num_seqs,
         gpu_memory=tuple(runner.gpu_memory.items()),
         load_seconds=time.monotonic() - heartbeat.sample.started_at,
+        shares_prompts=limits.shares_prompts,
     )
     fingerprint = loading.canary_fingerprint(settings, runner)
     scheduler = Scheduler(limits, eos_token_ids=runner.model_config.eos_token_ids)

@@ -33,6 +33,13 @@ class EngineInfo:
     load_seconds: float = 0.0  # from process start until the weights were loaded
     pooling: str = ""  # embed: vectors of ``embedding_size``; score: one number for a pair; empty: generates
     embedding_size: int = 0
+    shares_prompts: bool = False  # equal prompts that come together are computed once
+
+    def num_shared_tokens(self, length: int) -> int:
+        """Of a prompt of this length, what further answers to it need no KV cache for: its full blocks, but
+        for that of its last token.
+        """
+        return (length - 1) // self.block_size * self.block_size if self.shares_prompts else 0
 
     @property
     def kv_capacity(self) -> int:

@@ -1,5 +1,7 @@
 """Admission control: the bounded queue and what it sheds."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -388,3 +390,13 @@ def test_reservations_released_in_any_order_leave_all_counters_at_zero(arriving,
         reserved.pop(rng.randrange(len(reserved))).release()
     counters = admission.num_admitted, admission.queued_tokens, dict(admission._per_client), admission.unseen
     assert counters == (0, 0, {}, Claim())
+
+
+def test_answers_to_one_prompt_claim_the_memory_that_they_share_once():
+    shared = replace(WIDE, shares_prompts=True)
+    busy = EngineStats(running=1, kv_utilization=0.1)
+    many = {"num_answers": 4, "prompt_tokens": 4 * 24, "priority": 0}
+    assert refusal(make_admission(), info=WIDE, stats=busy, **many).code == "memory_pressure"
+    reserve(make_admission(), info=shared, stats=busy, **many)
+    apart = {**many, "num_prompts": 4}
+    assert refusal(make_admission(), info=shared, stats=busy, **apart).code == "memory_pressure"

@@ -30,6 +30,14 @@ def test_prefix_cache_hits_and_kv_tiers_are_in_the_metrics(server):
         assert server.metric("llm_kv_tier_loaded_blocks_total", model="tiny", tier=tier) == 0
 
 
+def test_the_answers_to_one_prompt_compute_it_once_and_say_what_was_cached_before_them(server):
+    text = "A prompt with several answers, which is long enough to fill some blocks of the cache. " * 3
+    hits = server.metric("llm_prefix_cache_hit_tokens_total", model="tiny")
+    assert cached_tokens(server, text, n=3) == 0
+    found = server.metric("llm_prefix_cache_hit_tokens_total", model="tiny") - hits
+    assert found > 0 and found == 2 * cached_tokens(server, text, n=3)
+
+
 def test_resetting_the_prefix_cache_needs_an_admin_s_key_and_drops_all_entries(server):
     text = "Another prompt that is long enough to fill some blocks of the cache. " * 3
     cached_tokens(server, text)

@@ -1,5 +1,7 @@
 """The fields that say how a token is chosen: bounds, combinations, and what becomes of bad words."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -179,3 +181,19 @@ def test_several_prompts_share_the_numbers_and_nobody_else_is_cut():
         asked_of_the_engine(completion(logprobs=1, max_tokens=MAX_NUMBERS // 4 + 1), LONG, prompts)
     (request,) = asked_of_the_engine(chat(), LONG)
     assert request.sampling.max_tokens == 131_070
+
+
+SMALL = EngineInfo(max_model_len=500, vocab_size=VOCAB, num_blocks=32, block_size=16, max_num_seqs=64)
+PROMPT = tuple([1] * 400)
+
+
+def test_so_many_answers_are_taken_as_have_room_beside_the_blocks_that_they_share():
+    shared = replace(SMALL, shares_prompts=True)
+    assert len(asked_of_the_engine(chat(n=8, max_tokens=1), shared, [PROMPT])) == 8
+    with pytest.raises(ApiError, match="at most n=8"):
+        asked_of_the_engine(chat(n=9, max_tokens=1), shared, [PROMPT])
+
+
+def test_without_a_prefix_cache_each_answer_needs_room_for_its_prompt():
+    with pytest.raises(ApiError, match="at most n=1"):
+        asked_of_the_engine(chat(n=2, max_tokens=1), SMALL, [PROMPT])
