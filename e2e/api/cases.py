@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from e2e.api.adapter_cases import ADAPTER_CASES
 from e2e.api.disaggregation_cases import DISAGGREGATION_CASES
 from e2e.api.engine_cases import ENGINE_CASES
 from e2e.api.kv_cases import KV_CASES
@@ -303,6 +304,7 @@ CASES: dict[str, Cases] = (
         case_id: Cases(**arguments)
         for case_id, arguments in (
             KV_CASES
+            | ADAPTER_CASES
             | ENGINE_CASES
             | LOG_CASES
             | PARALLELISM_CASES

@@ -46,6 +46,8 @@ AUTOSCALED, IDLING = yaml.safe_load_all(
 #: Nor this beside its GPU: several ranks.
 SHARDED: Body = yaml.safe_load((Path(__file__).parent / "sharded.yaml").read_text(encoding="utf-8"))
 SHARING: Body = yaml.safe_load((Path(__file__).parent / "sharing.yaml").read_text(encoding="utf-8"))
+#: Nor these beside its ranks and tiers: adapters of every source.
+ADAPTED: Body = yaml.safe_load((Path(__file__).parent / "adapted.yaml").read_text(encoding="utf-8"))
 EMBEDDING: Body = yaml.safe_load((Path(__file__).parent / "embedding.yaml").read_text(encoding="utf-8"))
 GROUPED: Body = yaml.safe_load((Path(__file__).parent / "grouped.yaml").read_text(encoding="utf-8"))
 #: The same with accelerators: a stage of eight ranks on each of two nodes.
@@ -112,6 +114,13 @@ def random_bodies() -> st.SearchStrategy[Body]:
     )
 
 
+_SOURCES = st.sampled_from([body["spec"]["model"]["source"] for body in DOWNLOADED]) | st.builds(
+    lambda claim, path: {"pvc": {"claimName": claim, "path": path}},
+    st.from_regex(r"[a-z0-9]([-a-z0-9]{0,20}[a-z0-9])?", fullmatch=True),
+    st.from_regex(r"[^\x00-\x1f\x7f]{0,40}", fullmatch=True).filter(
+        lambda path: not path.startswith("/") and ".." not in path.split("/")
+    ),
+)
 # What a pattern cannot say, or where most of what it lets through would be noise.
 _KEYS = st.sampled_from(["disktype", "topology.kubernetes.io/zone", "A.b_c-d", "example.com/X"])
 _HOSTILE = ["$(id)", "`id`", "; rm -rf /", "--host", "a\nb", "'\"", "$(QUIRE_HOST)", "{{ .Values }}", "-"]
@@ -136,14 +145,9 @@ _OVERRIDES: dict[str, st.SearchStrategy[Any]] = {
     ).map(lambda args: [argument for argument in args if argument[0] != "-"]),
     "spec.engine.env[].name": st.sampled_from(environment.SERVER),
     "spec.cache.download.env[].name": st.sampled_from(environment.DOWNLOAD),
-    "spec.model.source": st.sampled_from([body["spec"]["model"]["source"] for body in DOWNLOADED])
-    | st.builds(
-        lambda claim, path: {"pvc": {"claimName": claim, "path": path}},
-        st.from_regex(r"[a-z0-9]([-a-z0-9]{0,20}[a-z0-9])?", fullmatch=True),
-        st.from_regex(r"[^\x00-\x1f\x7f]{0,40}", fullmatch=True).filter(
-            lambda path: not path.startswith("/") and ".." not in path.split("/")
-        ),
-    ),
+    "spec.model.source": _SOURCES,
+    "spec.adapters[].name": st.from_regex(r"adapter-[A-Za-z0-9._]{0,20}[a-z0-9]", fullmatch=True),
+    "spec.adapters[].source": _SOURCES,
     "spec.resources.profileRef.name": st.just("h100"),
     "spec.disaggregation.prefill.resources.profileRef.name": st.just("h100"),
     "spec.disaggregation.decode.resources.profileRef.name": st.just("h100"),
@@ -293,7 +297,7 @@ def _repair_task(entry: Body) -> None:
     if entry.get("task", "Generate") == "Generate":
         engine.pop("pooling", None)
         return
-    for key in ("disaggregation", "parallelism"):
+    for key in ("disaggregation", "parallelism", "adapters"):
         entry.pop(key, None)
     for key in ("kvCache", "speculation", "watermark", "chatTemplate", "toolCallParser", "reasoningParser"):
         engine.pop(key, None)
@@ -301,13 +305,29 @@ def _repair_task(entry: Body) -> None:
         engine.pop(key, None)
 
 
-def _repair_adapters(engine: Body, *, is_one: bool) -> None:
+def _repair_adapters(entry: Body, engine: Body, *, is_one: bool) -> None:
     """``is_one``: one process has the whole model."""
     if "maxAdapters" not in engine or not is_one or "weightOffload" in engine:
+        entry.pop("adapters", None)
         for key in ("maxAdapters", "maxAdapterRank", "adaptersPath"):
             engine.pop(key, None)
+    elif entry.get("adapters"):
+        engine.pop("adaptersPath", None)
     elif engine.get("adaptersPath"):
         engine["adaptersPath"] = "adapters"
+
+
+def _repair_access(entry: Body) -> None:
+    """Every bucket with one kind of access: that of the model's source decides about the identity."""
+    source = entry["model"]["source"]
+    if bucket := source.get("s3") or source.get("gcs"):
+        has_access = "credentialsSecretRef" in bucket or bucket.get("anonymous")
+        entry.setdefault("security", {})["identity"] = {"workload": "None" if has_access else "EKS"}
+    has_identity = entry.get("security", {}).get("identity", {}).get("workload", "None") != "None"
+    for adapter in entry.get("adapters", ()) if has_identity else ():
+        adapter["source"] = copy.deepcopy(adapter["source"])  # drawn from the examples
+        for bucket in (adapter["source"].get("s3", {}), adapter["source"].get("gcs", {})):
+            bucket.pop("credentialsSecretRef", None)
 
 
 def _repair_spec(entry: Body) -> None:
@@ -330,7 +350,7 @@ def _repair_spec(entry: Body) -> None:
             entry.get("rollout", {}).pop(key, None)
         entry.get("rollout", {}).pop("minReadySeconds", None)
         entry.get("cache", {}).pop("accessMode", None)
-    _repair_adapters(engine, is_one=ranks == 1 and "disaggregation" not in entry)
+    _repair_adapters(entry, engine, is_one=ranks == 1 and "disaggregation" not in entry)
     if ranks > 1:
         entry["resources"] = {**entry["resources"], "cpu": "64"}
         engine.get("kvCache", {}).pop("diskOffload", None)
@@ -348,11 +368,8 @@ def _repair_spec(entry: Body) -> None:
         metrics[:] = [metric for metric in metrics if metric["type"] != "GPUUtilization"]
     if scaling:
         entry.pop("replicas", None)
-    source = entry["model"]["source"]
-    if bucket := source.get("s3") or source.get("gcs"):
-        has_access = "credentialsSecretRef" in bucket or bucket.get("anonymous")
-        entry.setdefault("security", {})["identity"] = {"workload": "None" if has_access else "EKS"}
-    if "pvc" in source:
+    _repair_access(entry)
+    if "pvc" in entry["model"]["source"]:
         entry.pop("cache", None)
     else:
         cache = entry.setdefault("cache", {"mode": "None", "size": "20Gi"})

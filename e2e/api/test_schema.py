@@ -64,6 +64,7 @@ def test_the_status_starts_unobserved(api: Client) -> None:
         specs.IDLING,
         specs.SHARDED,
         specs.SHARING,
+        specs.ADAPTED,
         specs.EMBEDDING,
         *specs.DISAGGREGATED,
         *specs.DOWNLOADED,

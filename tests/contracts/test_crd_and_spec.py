@@ -158,6 +158,7 @@ def test_the_full_examples_use_every_field() -> None:
         specs.IDLING,
         specs.SHARDED,
         specs.SHARING,
+        specs.ADAPTED,
         specs.EMBEDDING,
         specs.GROUPED,
         *specs.DISAGGREGATED,

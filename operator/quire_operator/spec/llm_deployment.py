@@ -197,13 +197,15 @@ def parse(body: Mapping[str, Any]) -> LLMDeployment:
         # Fewest pods while there are requests is one; that there may be none is what `idle` says.
         idle = spec.autoscaling.idle or Idle()
         spec = replace(spec, autoscaling=replace(spec.autoscaling, min_replicas=1, idle=idle))
-    return LLMDeployment(
+    model = LLMDeployment(
         name=str(name),
         namespace=str(metadata.get("namespace") or "default"),
         uid=str(metadata.get("uid") or ""),
         generation=int(metadata.get("generation") or 0),
         spec=spec,
     )
+    validation.check_adapter_names(spec.adapters, model.served_names)
+    return model
 
 
 def _of_decode_pods(spec: Spec, roles: Disaggregation) -> Spec:

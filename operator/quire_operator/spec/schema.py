@@ -54,6 +54,7 @@ HOSTNAME = rf"(\*\.)?{DNS_1123_SUBDOMAIN}"
 PATH = r"(/|(/[A-Za-z0-9_~-][A-Za-z0-9._~-]*)+)"
 MODEL_NAME = r"[A-Za-z0-9]([A-Za-z0-9._/:@+-]*[A-Za-z0-9])?"
 CIDR = r"[0-9a-fA-F:.]+/[0-9]{1,3}"
+ADAPTER_NAME = r"[A-Za-z0-9]([-._A-Za-z0-9]{0,251}[A-Za-z0-9])?"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,6 +196,14 @@ class Model:
     source: Source
     served_name: str = text(MODEL_NAME, 128)
     aliases: tuple[str, ...] = texts(MODEL_NAME, 128, 16)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adapter:
+    """A LoRA adapter: a name in requests, and where its files come from."""
+
+    name: str = required_text(ADAPTER_NAME, 253)
+    source: Source
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -692,6 +701,7 @@ class Spec:
     task: str = choice("Generate", "Embed")
     cache: ModelCache | None = None
     engine: Engine = Engine()
+    adapters: tuple[Adapter, ...] = items(64)
     parallelism: Parallelism = Parallelism()
     disaggregation: Disaggregation | None = None
     replicas: int = number(0, 1000, 1)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import fields
 
 from quire_operator import names, quantity
@@ -18,6 +18,7 @@ from quire_operator.spec.schema import (
     AUTO,
     LABEL_KEY,
     MAX_RANKS,
+    Adapter,
     Autoscaling,
     ChatTemplate,
     Decode,
@@ -77,15 +78,13 @@ def check_name(name: object) -> None:
 
 def check_spec(spec: Spec) -> None:
     """Every rule, in the order of the fields."""
-    check_source(spec.model.source, spec.cache)
-    if spec.model.source.pvc is not None:
-        _check_path("spec.model.source.pvc.path", spec.model.source.pvc.path)
-    _check_bucket_access(spec)
-    _check_token(spec.model.source.hugging_face)
+    _check_source(spec, spec.model.source, "spec.model.source")
+    _check_cache(spec.model.source, spec.cache)
     check_access_mode(spec)
     if spec.cache is not None:
         _check_env("spec.cache.download.env", spec.cache.download.env)
     _check_speculation(spec.engine.speculation)
+    _check_adapters_of_engine(spec)
     _check_adapters(spec)
     _check_chat_template(spec.engine.chat_template)
     _check_extra_args(spec.engine.extra_args)
@@ -120,11 +119,33 @@ def check_spec(spec: Spec) -> None:
         raise SpecError("spec.rollout.maxSurge", "set it above 0, or choose the strategy InPlace")
 
 
-def check_source(source: Source, cache: ModelCache | None) -> None:
-    """Exactly one source, and a cache for one that is downloaded. Raises SpecError."""
+def check_adapter_names(adapters: Sequence[Adapter], served_names: Collection[str]) -> None:
+    """A request names the model itself or one adapter. Raises SpecError."""
+    given = [adapter.name for adapter in adapters]
+    for index, name in enumerate(given):
+        if name in given[:index]:
+            raise SpecError(f"spec.adapters[{index}].name", f"{name} is given twice: drop one, or rename it")
+        if name in served_names:
+            raise SpecError(
+                "spec.adapters",
+                f"{name} is a name of the model itself (servedName, or else metadata.name, and aliases): "
+                "choose another name for the adapter",
+            )
+
+
+def _check_source(spec: Spec, source: Source, field: str) -> None:
+    """Exactly one source, and what each kind needs."""
     given = [item.name for item in fields(source) if getattr(source, item.name) is not None]
     if len(given) != 1:
-        raise SpecError("spec.model.source", "give exactly one of pvc, huggingFace, s3, gcs and oci")
+        raise SpecError(field, "give exactly one of pvc, huggingFace, s3, gcs and oci")
+    if source.pvc is not None:
+        _check_path(f"{field}.pvc.path", source.pvc.path)
+    _check_bucket_access(spec, source, field)
+    _check_token(source.hugging_face, field)
+
+
+def _check_cache(source: Source, cache: ModelCache | None) -> None:
+    """A cache for a model that is downloaded."""
     if (source.pvc is not None) == (cache is not None):
         raise SpecError(
             "spec.cache",
@@ -142,24 +163,24 @@ def check_source(source: Source, cache: ModelCache | None) -> None:
         raise SpecError("spec.cache", "set mode SharedPVC, or drop accessMode and existingClaim")
 
 
-def _check_bucket_access(spec: Spec) -> None:
-    bucket = spec.model.source.s3 or spec.model.source.gcs
+def _check_bucket_access(spec: Spec, source: Source, field: str) -> None:
+    bucket = source.s3 or source.gcs
     if bucket is None:
         return
     has_identity = spec.security.identity.workload != "None"
     given = (bucket.credentials_secret_ref is not None, bucket.anonymous, has_identity)
     if sum(given) != 1:
-        kind = "s3" if spec.model.source.s3 is not None else "gcs"
+        kind = "s3" if source.s3 is not None else "gcs"
         raise SpecError(
-            f"spec.model.source.{kind}",
+            f"{field}.{kind}",
             "give exactly one of credentialsSecretRef, anonymous: true and spec.security.identity.workload",
         )
 
 
-def _check_token(hub: HuggingFace | None) -> None:
+def _check_token(hub: HuggingFace | None, field: str) -> None:
     if hub is not None and hub.token_secret_ref is not None and hub.endpoint.startswith("http://"):
         raise SpecError(
-            "spec.model.source.huggingFace.endpoint",
+            f"{field}.huggingFace.endpoint",
             "a token goes over HTTPS only: write https://, or drop the token",
         )
 
@@ -186,7 +207,7 @@ def _check_speculation(speculation: Speculation) -> None:
     _check_path(field, path)
 
 
-def _check_adapters(spec: Spec) -> None:
+def _check_adapters_of_engine(spec: Spec) -> None:
     engine, sizes = spec.engine, spec.parallelism
     if engine.max_adapters is None:
         if engine.max_adapter_rank is not None or engine.adapters_path:
@@ -202,6 +223,17 @@ def _check_adapters(spec: Spec) -> None:
             "adapters work in one process that has the whole model: drop maxAdapters, or disaggregation, "
             "engine.weightOffload and the sizes of parallelism",
         )
+
+
+def _check_adapters(spec: Spec) -> None:
+    if spec.adapters and (spec.engine.max_adapters is None or spec.engine.adapters_path):
+        raise SpecError(
+            "spec.adapters",
+            "they are downloaded to a directory of their own, and need places in the engine: set "
+            "engine.maxAdapters and drop engine.adaptersPath",
+        )
+    for index, adapter in enumerate(spec.adapters):
+        _check_source(spec, adapter.source, f"spec.adapters[{index}].source")
 
 
 def _check_extra_args(arguments: Iterable[str]) -> None:
