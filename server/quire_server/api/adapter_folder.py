@@ -18,15 +18,16 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Protocol
 
-from quire_server.api.protocol.names import is_adapter_name
 from quire_server.engine.messages import AdapterState
 from quire_server.errors import QuireServerError
+from quire_server.model_dir import adapter_layout
+from quire_server.model_dir.adapter_layout import is_adapter_name
 
 logger = logging.getLogger(__name__)
 
 LOOK_SECONDS = 2.0
 RETRY_SECONDS = 60.0
-_FILES = ("adapter_config.json", "adapter_model.safetensors")
+_FILES = (adapter_layout.CONFIG, adapter_layout.WEIGHTS)
 
 #: Size and time of change of each file.
 _Signature = tuple[tuple[int, int], ...]

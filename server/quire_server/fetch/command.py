@@ -25,8 +25,9 @@ from quire_server.fetch import directory, progress
 from quire_server.fetch.directory import Fetched, FetchRequest
 from quire_server.fetch.http_client import HttpClient
 from quire_server.fetch.hub import HubClient
+from quire_server.fetch.local_directory import DirectoryClient
 from quire_server.fetch.oci_registry import RegistryClient
-from quire_server.fetch.source import Artifact, Bucket, HubModel, SourceClient, parse
+from quire_server.fetch.source import Artifact, Bucket, HubModel, LocalDirectory, SourceClient, parse
 from quire_server.fetch.transfer import RetryPolicy
 from quire_server.termination import Failure
 
@@ -69,9 +70,10 @@ def _exit_at_once(number: int, _: object) -> None:
 def _fetch(wanted: argparse.Namespace) -> Fetched:
     source = parse(wanted.source)
     trust(os.environ)
-    client = _client(source, wanted.stall_timeout_seconds, anonymous=wanted.anonymous)
+    client = _client(source, wanted)
     counted = progress.Progress()
-    request = FetchRequest(wanted.source, wanted.to.absolute(), wanted.parallel, _retry_policy(wanted))
+    to, retry = wanted.to.absolute(), _retry_policy(wanted)
+    request = FetchRequest(wanted.source, to, wanted.parallel, retry, is_adapter=wanted.adapter)
     server = None if wanted.status_port is None else progress.serve(counted, wanted.status_port)
     try:
         with progress.Reporter(counted, _say, wanted.progress_file):
@@ -92,15 +94,20 @@ def _retry_policy(wanted: argparse.Namespace) -> RetryPolicy:
     return RetryPolicy(wanted.attempts, stall_seconds=wanted.stall_timeout_seconds)
 
 
-def _client(source: HubModel | Bucket | Artifact, stall_seconds: float, *, anonymous: bool) -> SourceClient:
+def _client(
+    source: HubModel | Bucket | Artifact | LocalDirectory, wanted: argparse.Namespace
+) -> SourceClient:
+    stall_seconds = wanted.stall_timeout_seconds
     match source:
         case HubModel():
             return HubClient(HttpClient(stall_seconds), source, os.environ)
         case Artifact():
             return RegistryClient(HttpClient(stall_seconds), source, os.environ)
+        case LocalDirectory():
+            return DirectoryClient(source, wanted.root)
     # Imported on demand: the two SDKs take a second, and only these sources need them.
     buckets = importlib.import_module("quire_server.fetch.buckets")
-    client: SourceClient = buckets.BucketClient(source, os.environ, stall_seconds, anonymous=anonymous)
+    client: SourceClient = buckets.BucketClient(source, os.environ, stall_seconds, anonymous=wanted.anonymous)
     return client
 
 
@@ -158,7 +165,8 @@ def parser() -> argparse.ArgumentParser:
     built.add_argument(
         "source",
         metavar="SOURCE",
-        help="hf://org/name@revision, s3://bucket/prefix, gs://bucket/prefix or oci://registry/repository:tag",
+        help="hf://org/name@revision, s3://bucket/prefix, gs://bucket/prefix, "
+        "oci://registry/repository:tag or file:///directory",
     )
     built.add_argument("--to", required=True, type=Path, metavar="DIR", help="the model's directory")
     built.add_argument("--parallel", type=_count, default=4, help="files at a time (default: 4)")
@@ -178,6 +186,18 @@ def parser() -> argparse.ArgumentParser:
     )
     built.add_argument(
         "--anonymous", action="store_true", help="read a public bucket, without any credentials"
+    )
+    built.add_argument(
+        "--adapter",
+        action="store_true",
+        help="the source is a LoRA adapter: fetch adapter_config.json and adapter_model.safetensors alone",
+    )
+    built.add_argument(
+        "--root",
+        type=Path,
+        default=Path("/"),
+        metavar="DIR",
+        help="a file:// source lies in it, links resolved (default: /)",
     )
     built.add_argument(
         "--status-port",

@@ -57,12 +57,13 @@ class Fetched:
 
 @dataclass(frozen=True, slots=True)
 class FetchRequest:
-    """A source's URL and where the model goes."""
+    """A source's URL and where the model goes. ``is_adapter``: it is a LoRA adapter instead."""
 
     source: str
     to: Path
     parallel: int
     retry: RetryPolicy
+    is_adapter: bool = False
 
 
 def fetch(source: SourceClient, request: FetchRequest, progress: Progress) -> Fetched:
@@ -93,7 +94,8 @@ def digest(files: Mapping[str, FileEntry]) -> str:
 def _fetch(
     transfer: Transfer, request: FetchRequest, progress: Progress, listing: Listing, kept: Fetched | None
 ) -> Fetched:
-    offered = selection.candidates(listing)
+    candidates = selection.adapter_candidates if request.is_adapter else selection.candidates
+    offered = candidates(listing)
     fingerprint = selection.fingerprint(offered.values())
     staging = request.to.parent / f".{request.to.name}.{fingerprint}.part"
     _remove_stale(request.to, keep=staging)
@@ -111,13 +113,13 @@ def _fetch(
     if selection.INDEX in offered:
         transfer.fetch(offered[selection.INDEX], staging / selection.INDEX)
         index = parse_json_object((staging / selection.INDEX).read_bytes(), selection.INDEX)
-    files = selection.wanted(offered, index)
+    files = selection.adapter_files(offered) if request.is_adapter else selection.wanted(offered, index)
     _require_space(staging, files)
     progress.begin("downloading", sum(file.size for file in files))
     entries = _transfer_all(transfer, files, staging, request.parallel)
     # Without digests, list again: the source may have changed during the download.
     if any(file.check is None for file in files):
-        now = selection.fingerprint(selection.candidates(transfer.list_files(listing.revision)).values())
+        now = selection.fingerprint(candidates(transfer.list_files(listing.revision)).values())
         if now != fingerprint:
             raise DownloadError("The model changed at its source while it was read. Fetch it again.")
     done = Fetched(request.source, listing.revision, fingerprint, digest(entries), entries)

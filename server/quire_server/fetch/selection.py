@@ -1,5 +1,6 @@
 """Selects the files of a source that a model needs: those that the server reads, from the source's root. Pure
-functions. Of names with a slash, such as ../../etc/passwd, only the one of a pooling is ever selected.
+functions. Of names with a slash, such as ../../etc/passwd, only the one of a pooling is ever selected. Of a
+LoRA adapter's source only the two files of PEFT's layout are.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Iterable, Mapping
 
 from quire_server.errors import ConfigError, ModelCorruptError, ModelNotFoundError
 from quire_server.fetch.source import Check, Listing, RemoteFile
+from quire_server.model_dir import adapter_layout
 from quire_server.model_dir.files import (
     MANIFEST_NAME,
     MODULES,
@@ -34,6 +36,8 @@ _SMALL = frozenset(
 )
 _SMALL_BYTES = 256 << 20
 _MAX_SHARDS = 10_000
+_ADAPTER = (adapter_layout.CONFIG, adapter_layout.WEIGHTS)
+_MAX_ADAPTER_BYTES = 8 << 30
 
 
 def candidates(listing: Listing) -> dict[str, RemoteFile]:
@@ -61,6 +65,44 @@ def candidates(listing: Listing) -> dict[str, RemoteFile]:
             "converted with quire-server import-gguf, pickled weights are refused."
         )
     return found
+
+
+def adapter_candidates(listing: Listing) -> dict[str, RemoteFile]:
+    """By name, the files of a LoRA adapter, and its manifest if there is one. Raises QuireServerError."""
+    offered: dict[str, RemoteFile] = {}
+    for file in listing.files:
+        if file.name in offered:
+            raise ModelCorruptError(f"The source lists {file.name} twice. Publish the adapter again.")
+        offered[file.name] = file
+    config, weights = _ADAPTER
+    if config not in offered:
+        raise ModelNotFoundError(
+            f"The source has no {config} in its root, so it is no LoRA adapter in PEFT's layout. Check the "
+            "name, the prefix or the path."
+        )
+    if weights not in offered and adapter_layout.PICKLED in offered:
+        raise ConfigError(
+            f"The source has {adapter_layout.PICKLED} and no {weights}. A pickle can run code when it is "
+            "read: save the adapter as safetensors."
+        )
+    if weights not in offered:
+        raise ModelNotFoundError(f"The source has no {weights} in its root. Publish the adapter again.")
+    found = {name: offered[name] for name in (*_ADAPTER, MANIFEST_NAME) if name in offered}
+    if (size := sum(file.size for file in found.values())) > _MAX_ADAPTER_BYTES:
+        raise ConfigError(
+            f"The source's adapter has {size} bytes; more than {_MAX_ADAPTER_BYTES} are not taken. Check the "
+            "name: is it a model?"
+        )
+    return found
+
+
+def adapter_files(files: Mapping[str, RemoteFile]) -> tuple[RemoteFile, ...]:
+    """The files to download of an adapter. Raises ModelCorruptError."""
+    if missing := [name for name in _ADAPTER if name not in files]:
+        raise ModelCorruptError(
+            f"The source's {MANIFEST_NAME} does not name {missing[0]}. Publish the adapter again."
+        )
+    return tuple(files[name] for name in _ADAPTER)
 
 
 def fingerprint(files: Iterable[RemoteFile]) -> str:

@@ -1,6 +1,6 @@
 """Sources of models: their URLs (``hf://org/name@revision``, ``s3://bucket/prefix``, ``gs://bucket/prefix``,
-``oci://registry/repository:tag@sha256:...``), and the interface of their clients: list files, read one from
-an offset.
+``oci://registry/repository:tag@sha256:...``, ``file:///directory``), and the interface of their clients: list
+files, read one from an offset.
 
 Knows no protocol. URLs contain no credentials.
 """
@@ -10,7 +10,9 @@ from __future__ import annotations
 import re
 from collections.abc import Generator
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 from typing import Protocol
+from urllib.parse import unquote
 
 from quire_server.errors import ConfigError
 
@@ -55,7 +57,14 @@ class Artifact:
     reference: str
 
 
-def parse(text: str) -> HubModel | Bucket | Artifact:
+@dataclass(frozen=True, slots=True)
+class LocalDirectory:
+    """A directory of this machine, such as a mounted volume's."""
+
+    path: PurePosixPath
+
+
+def parse(text: str) -> HubModel | Bucket | Artifact | LocalDirectory:
     """The source that a URL names. Raises ConfigError."""
     scheme, found, rest = text.partition("://")
     match scheme if found else "":
@@ -70,10 +79,13 @@ def parse(text: str) -> HubModel | Bucket | Artifact:
         case "oci" if matched := _OCI.fullmatch(rest):
             registry = matched["registry"] + (matched["port"] or "")
             return Artifact(registry, matched["repository"], matched["digest"] or matched["tag"] or "latest")
+        case "file" if rest.startswith("/"):
+            path = PurePosixPath(unquote(rest))
+            if ".." not in path.parts and "\0" not in str(path):
+                return LocalDirectory(path)
     raise ConfigError(
         f"{_redacted(text)!r} names no model. Write hf://org/name@revision, s3://bucket/prefix, "
-        "gs://bucket/prefix "
-        "or oci://registry/repository:tag, without credentials in it."
+        "gs://bucket/prefix, oci://registry/repository:tag or file:///directory, without credentials in it."
     )
 
 

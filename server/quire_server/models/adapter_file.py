@@ -16,13 +16,12 @@ import torch
 from torch import Tensor
 
 from quire_server.errors import ConfigError, ModelCorruptError, ModelNotFoundError
+from quire_server.model_dir.adapter_layout import CONFIG, PICKLED, WEIGHTS
 from quire_server.model_dir.files import ModelFiles
 from quire_server.models import weights
 
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 MAX_RANK = 64
 _MAX_ALPHA = 1e6
-_PICKLED = "adapter_model.bin"
 _PREFIX = "base_model.model."
 _A, _B = ".lora_A.weight", ".lora_B.weight"
 #: Entries that change nothing in what is computed, or that the tensors say as well.
@@ -92,9 +91,9 @@ def _open(directory: Path) -> ModelFiles:
     if not files.exists(CONFIG):
         raise ModelNotFoundError(f"{directory.name} has no {CONFIG}: it is no adapter in PEFT's layout.")
     if not files.exists(WEIGHTS):
-        if files.exists(_PICKLED):
+        if files.exists(PICKLED):
             raise ConfigError(
-                f"The adapter has {_PICKLED}, a pickle, which can run code when read: save it as safetensors."
+                f"The adapter has {PICKLED}, a pickle, which can run code when read: save it as safetensors."
             )
         raise ModelNotFoundError(f"{directory.name} has no {WEIGHTS}.")
     return files

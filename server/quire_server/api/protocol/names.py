@@ -1,13 +1,7 @@
-"""The names that LoRA adapters may have."""
+"""The names that LoRA adapters may have, as requests name them."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Collection
+from quire_server.model_dir.adapter_layout import is_adapter_name
 
-_NAME = re.compile(r"[A-Za-z0-9]([-._A-Za-z0-9]{0,251}[A-Za-z0-9])?")
-
-
-def is_adapter_name(name: str, reserved: Collection[str] = ()) -> bool:
-    """Whether an adapter may be called so. ``reserved``: names of the model itself."""
-    return _NAME.fullmatch(name) is not None and name not in reserved
+__all__ = ["is_adapter_name"]
