@@ -29,6 +29,7 @@ def call_of(body, path=CHAT):
         (CHAT, {"stream": True, "max_tokens": 7}, Call("m", stream=True, max_tokens=7)),
         (CHAT, {"max_tokens": 7, "max_completion_tokens": 8}, Call("m", max_tokens=8)),
         (COMPLETIONS, {"prompt": "Once"}, Call("m", prompt=("Once",))),
+        (COMPLETIONS, {"prompt": "Once", "suffix": "end."}, Call("m", prompt=("Once", "end."))),
         (
             MESSAGES,
             {

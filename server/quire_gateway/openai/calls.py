@@ -106,7 +106,9 @@ def read(path: str, body: bytes | bytearray) -> Call:
         return Call(*common, prompt, 0, user, salt, num_opening=num_opening, kept_by=kept_by)
     if path != CHAT:
         prompts = document.get("prompt")
-        return Call(*common, tuple(_texts(prompts)), _num_token_ids(prompts), user, salt, pins_cache=pins)
+        suffix = _text(document.get("suffix"))  # of each prompt
+        texts = (*_texts(prompts), *([suffix] if suffix else []))
+        return Call(*common, texts, _num_token_ids(prompts), user, salt, pins_cache=pins)
     prompt, num_opening = _chat(document)
     return Call(*common, prompt, 0, user, salt, num_opening=num_opening, pins_cache=pins)
 

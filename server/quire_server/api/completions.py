@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
-from quire_http.errors import overloaded
+from quire_http.errors import bad_field, overloaded
 from quire_http.exchange import HttpExchange
 from quire_server.api.admission import AdmissionRequest, AnswerLimits
 from quire_server.api.chat_prompt import chat_prompt
@@ -111,7 +111,7 @@ async def _admit(request: RequestContext, parse: Callable[[Json, SamplingDefault
         if isinstance(call, ChatCall):
             request.transcript.keep_messages(call.messages)
         else:
-            request.transcript.keep_prompts(call.prompts)
+            request.transcript.keep_prompts(call.parts)
     generation = call.generation
     server.check_model(generation.model, request.principal)
     request.priority = server.priority(request.principal, generation.priority)
@@ -180,7 +180,12 @@ _OPENAI = ChatApi("chatcmpl-", _chat_response)
 
 async def _answer_completion(request: RequestContext, call: CompletionCall) -> None:
     server, generation = request.server, call.generation
-    prompts = await server.tokenize_all(call.prompts, limit=server.max_prompt_tokens, client=request.client)
+    if call.suffix:
+        prompts, generation = await _around_the_gap(request, call)
+    else:
+        prompts = await server.tokenize_all(
+            call.prompts, limit=server.max_prompt_tokens, client=request.client
+        )
     leads = [""] * len(prompts)
     if call.echo:
         leads = [
@@ -208,6 +213,26 @@ async def _answer_completion(request: RequestContext, call: CompletionCall) -> N
         return _response(request, generation, formatter, lead_of_each, lengths)
 
     await _generate(request, generation, prompts, respond)
+
+
+async def _around_the_gap(request: RequestContext, call: CompletionCall) -> tuple[list[Prompt], Generation]:
+    """The prompts of what goes between two texts, and its generation, which ends where the middle does."""
+    server, generation = request.server, call.generation
+    if (form := server.tokenizer.fill_in_middle) is None:
+        raise bad_field(
+            "suffix",
+            "this model's tokenizer has no tokens for filling in the middle, such as <|fim_prefix|>; leave "
+            "it out, or ask a model for code",
+        )
+    tokenize = partial(server.tokenize, special=False, limit=server.max_prompt_tokens, client=request.client)
+    suffix = await tokenize(form.marked(call.suffix), param="suffix")
+    texts = [one for one in call.prompts if isinstance(one, str)]
+    prompts = [form.prompt(await tokenize(text, on_the_spot=len(texts) == 1), suffix) for text in texts]
+    sampling = generation.sampling
+    if not sampling.ignore_eos:
+        ends = dict.fromkeys((*sampling.stop_token_ids, *form.end_token_ids))
+        generation = replace(generation, sampling=replace(sampling, stop_token_ids=tuple(ends)))
+    return prompts, generation
 
 
 def _header(prefix: str, request: RequestContext, generation: Generation) -> Header:

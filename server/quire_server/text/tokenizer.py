@@ -18,6 +18,7 @@ from quire_server.errors import ConfigError, ModelCorruptError, RequestError
 from quire_server.model_dir.files import ModelFiles, check_values
 from quire_server.model_dir.generation_config import eos_token_ids
 from quire_server.text import rust_panics, token_bound
+from quire_server.text.fill_in_middle import FillInMiddle
 from quire_server.text.pair_layout import PairLayout
 
 # One text is tokenised by the thread that asks for it: the library's own threads are for many texts.
@@ -71,6 +72,18 @@ class Tokenizer:
     def pair_layout(self) -> PairLayout:
         """How two texts become a pair. Raises ConfigError."""
         return PairLayout.of(self._library)
+
+    @functools.cached_property
+    def fill_in_middle(self) -> FillInMiddle | None:
+        """How a text is asked for that goes between two others; None where the vocabulary has no tokens for
+        it.
+        """
+        return FillInMiddle.of(
+            self.token_id,
+            functools.partial(self.encode, add_special_tokens=False),
+            self.encode(""),
+            adds_space=self._strips_first_space,
+        )
 
     @classmethod
     def load(cls, model_dir: Path) -> "Tokenizer":

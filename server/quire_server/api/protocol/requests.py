@@ -114,11 +114,17 @@ class CompletionCall:
     prompts: Prompts
     echo: bool
     generation: Generation
+    suffix: str = ""  # the answer stands between a prompt and this text
 
     @property
     def num_answers(self) -> int:
         """Answers that are generated."""
         return self.generation.n * len(self.prompts)
+
+    @property
+    def parts(self) -> Prompts:
+        """All that the client wrote."""
+        return (*self.prompts, self.suffix) if self.suffix else self.prompts
 
     @property
     def scores_prompt(self) -> bool:
@@ -130,6 +136,7 @@ class CompletionCall:
         """As of ChatCall."""
         texts = sum(len(prompt) for prompt in self.prompts if isinstance(prompt, str))
         ids = sum(len(prompt) for prompt in self.prompts if not isinstance(prompt, str))
+        texts += len(self.suffix) * len(self.prompts)
         return (texts // CHARACTERS_PER_TOKEN + ids) * self.generation.n
 
 
@@ -365,7 +372,14 @@ class CompletionRequest(GenerationRequest):
         Field(description="The longest answer, in tokens; 0 only with `echo`."),
     ] = COMPLETION_MAX_TOKENS
     best_of: Annotated[object, Neutral((1,))] = None
-    suffix: Annotated[object, Neutral(("",))] = None
+    suffix: Annotated[
+        str,
+        Text(),
+        Field(
+            description="The text after the answer, which then goes between `prompt` and this; needs a model "
+            "with tokens for it."
+        ),
+    ] = ""
 
     def to_call(self, defaults: SamplingDefaults, vocab_size: int) -> CompletionCall:
         """The second check, with what the server knows. Raises ApiError."""
@@ -375,9 +389,13 @@ class CompletionRequest(GenerationRequest):
         if len(self.prompt) * self.n > MAX_CHOICES:
             message = f"{len(self.prompt)} prompts times {self.n} answers are more than {MAX_CHOICES}"
             raise bad_field("n", message)
+        if self.suffix and not all(isinstance(one, str) for one in self.prompt):
+            raise bad_field("suffix", "needs a prompt that is text: send token ids of the whole instead")
         if self.echo and self.logprobs is not None:
+            if self.suffix:
+                raise bad_field("suffix", "is not supported together with echo and logprobs")
             generation = _with_prompt_logprobs(generation, self.logprobs)
-        return CompletionCall(self.prompt, self.echo, generation)
+        return CompletionCall(self.prompt, self.echo, generation, self.suffix)
 
 
 def _with_prompt_logprobs(generation: Generation, logprobs: int) -> Generation:

@@ -182,7 +182,7 @@ def test_a_bad_or_unsupported_value_is_a_400_that_names_the_field(field, value):
         ("logprobs", 21, "logprobs"),
         ("max_tokens", 0, "max_tokens"),
         ("best_of", 2, "best_of"),
-        ("suffix", "x", "suffix"),
+        ("suffix", 1, "suffix"),
         ("messages", [], "messages"),
     ],
 )
@@ -190,6 +190,10 @@ def test_completions_refuse_by_name_too(field, value, param):
     with pytest.raises(ApiError) as refused:
         completion(**{field: value})
     assert refused.value.body["error"]["param"] == param
+
+
+def test_a_suffix_counts_with_each_prompt():
+    assert completion(prompt=["a" * 40] * 2, suffix="b" * 80, n=3).estimated_tokens == 3 * 2 * (10 + 20)
 
 
 def test_no_request_asks_for_more_answers_than_the_limit():
