@@ -4,9 +4,12 @@ What would be computed differently from PEFT is refused by its name. As a model'
 trusted: every size is checked before memory is taken, and pickles are not read.
 """
 
+import contextlib
 import hashlib
 import json
 import math
+import threading
+import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,7 +39,34 @@ _CHANGES_MODEL = ("pissa", "olora", "corda", "loftq")
 _TARGETS = "the matrices of attention (q, k, v, o) and of dense feed-forward blocks (gate, up, down)"
 
 
-@dataclass(frozen=True, slots=True)
+class HostRoom:
+    """The host's memory for adapters, taken before one is read and given back when nothing refers to it any
+    more. Thread-safe.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit  # bytes
+        self._taken = 0
+        self._lock = threading.Lock()
+
+    def take(self, size: int) -> None:
+        """Raises ConfigError where so many bytes are not left."""
+        with self._lock:
+            if size > (left := self.limit - self._taken):
+                raise ConfigError(
+                    f"The adapter takes {_mib(size)} of the host's memory, and {_mib(max(0, left))} of the "
+                    f"{_mib(self.limit)} for adapters are left: drop others, keep to lower ranks "
+                    "(engine.maxAdapterRank), or raise resources.memory."
+                )
+            self._taken += size
+
+    def give_back(self, size: int) -> None:
+        """What was taken is free."""
+        with self._lock:
+            self._taken -= size
+
+
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class AdapterFile:
     """A checked adapter. ``factors``: by the name of the matrix in the model, A [rank, in] and B [out, rank],
     B multiplied by the scaling. ``digest``: of the content.
@@ -53,10 +83,15 @@ class AdapterFile:
 
 
 def read(
-    directory: Path, shapes: Mapping[str, tuple[int, int]], max_rank: int, dtype: torch.dtype
+    directory: Path,
+    shapes: Mapping[str, tuple[int, int]],
+    max_rank: int,
+    dtype: torch.dtype,
+    room: HostRoom,
 ) -> AdapterFile:
-    """Read an adapter for a model whose matrices have these shapes (out, in). Raises ConfigError,
-    ModelCorruptError or ModelNotFoundError.
+    """Read an adapter for a model whose matrices have these shapes (out, in). Its memory is taken from
+    ``room``, before it is read, by what the file's header says. Raises ConfigError, ModelCorruptError or
+    ModelNotFoundError.
     """
     files = _open(directory)
     config = files.read_json(CONFIG)
@@ -68,12 +103,24 @@ def read(
         )
     shard = weights.inspect_file(files, WEIGHTS)
     tensors = {tensor.name: tensor.shape for tensor in shard.tensors}
-    targets = {name: torch.empty(shape) for name, shape in _expected(tensors, shapes, rank).items()}
-    weights.read(files, (shard,), targets, lambda loaded, total: None)
+    expected = _expected(tensors, shapes, rank)
+    size = sum(map(math.prod, expected.values())) * dtype.itemsize
+    room.take(size)
+    with contextlib.ExitStack() as failed:
+        failed.callback(room.give_back, size)
+        targets = {name: torch.empty(shape) for name, shape in expected.items()}
+        weights.read(files, (shard,), targets, lambda loaded, total: None)
+        file = _converted(targets, rank, scaling, dtype)
+        weakref.finalize(file, failed.pop_all().close)
+    return file
+
+
+def _converted(targets: dict[str, Tensor], rank: int, scaling: float, dtype: torch.dtype) -> AdapterFile:
+    """The adapter of its tensors, which are taken out one by one: no two copies are there whole."""
     digest = hashlib.sha256(json.dumps([rank, scaling]).encode())
     factors: dict[str, tuple[Tensor, Tensor]] = {}
     for name in sorted(name for name in targets if name.endswith(_A)):
-        a, b = targets[name], targets[name.removesuffix(_A) + _B]
+        a, b = targets.pop(name), targets.pop(name.removesuffix(_A) + _B)
         for one in (name.encode(), a.numpy().data, b.numpy().data):
             digest.update(one)
         a, b = a.to(dtype), (b * scaling).to(dtype)
@@ -159,6 +206,10 @@ def _expected(
     if not expected:
         raise ModelCorruptError(f"{WEIGHTS} has no tensors.")
     return expected
+
+
+def _mib(size: int) -> str:
+    return f"{size / (1 << 20):.1f} MiB"
 
 
 def _shown(value: object) -> str:

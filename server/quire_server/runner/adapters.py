@@ -4,6 +4,7 @@ Reading may happen on another thread; everything else belongs to the engine's. W
 is decided by the scheduler (``core.adapter_slots``).
 """
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,12 +13,18 @@ import torch
 from quire_server.layers.linear import LinearLayer
 from quire_server.layers.lora import AdaptedLinear, BatchAdapters
 from quire_server.models import adapter_file
-from quire_server.models.adapter_file import AdapterFile
+from quire_server.models.adapter_file import AdapterFile, HostRoom
 from quire_server.models.decoder import Decoder
+
+logger = logging.getLogger(__name__)
+
+_HOST_SHARE = 4  # a quarter of the host's memory beside the model is for adapters
 
 
 class Adapters:
-    """``batch``: what a pass has to be given. ``shapes``: (out, in) of each matrix that may be adapted."""
+    """``batch``: what a pass has to be given. ``shapes``: (out, in) of each matrix that may be adapted.
+    ``room``: of the host, for those that are loaded; none before `limit`.
+    """
 
     def __init__(
         self, model: Decoder, num_slots: int, max_rank: int, dtype: torch.dtype, device: torch.device | None
@@ -26,6 +33,9 @@ class Adapters:
         self.batch = BatchAdapters(num_slots)
         self.max_rank = max_rank
         self.dtype = dtype
+        self.room = HostRoom(0)
+        self.is_on_host = device is None
+        self._num_slots = num_slots
         self._linears: list[AdaptedLinear] = []
         self._files: dict[int, AdapterFile] = {}
 
@@ -49,9 +59,19 @@ class Adapters:
         """Bytes of one slot, at the highest rank."""
         return sum(map(sum, self.shapes.values())) * self.max_rank * self.dtype.itemsize
 
+    def limit(self, available: int) -> int:
+        """Set the room on the host by the bytes that are left there. Returns what adapters may take of them,
+        slots included where a CPU computes, whose slots are filled later.
+        """
+        slots = self._num_slots * self.slot_bytes
+        on_host = slots if self.is_on_host else 0
+        self.room.limit = max(0, available - on_host) // _HOST_SHARE
+        logger.info("room for adapters", extra={"slot_bytes": slots, "host_bytes": self.room.limit})
+        return on_host + self.room.limit
+
     def read(self, directory: Path) -> AdapterFile:
         """Read and check an adapter; from any thread. Raises errors of `quire_server.errors`."""
-        return adapter_file.read(directory, self.shapes, self.max_rank, self.dtype)
+        return adapter_file.read(directory, self.shapes, self.max_rank, self.dtype, self.room)
 
     def add(self, number: int, file: AdapterFile) -> None:
         """Keep an adapter on the host."""

@@ -437,8 +437,12 @@ def _plan(
     """(number of blocks, longest context), the same on every rank, and the descriptor of the memory for KV
     blocks of all of them, if they share one.
     """
-    # On a CPU slots are filled later, from copies that take as much of the same memory.
-    taken = 0 if adapters is None else 2 * options.max_adapters * adapters.slot_bytes
+    taken = 0
+    if adapters is not None:
+        given = (options.kv_cache_memory_bytes or 0) if adapters.is_on_host else 0
+        most = kv_cache.useful_blocks(options, kv_cache.longest_context(config, options)) * block_bytes
+        beside = options.kv_offload_host_bytes + min(given, most)
+        taken = adapters.limit(kv_cache.available_bytes() - beside)
     num_blocks, max_model_len = kv_cache.plan(config, options, block_bytes, taken)
     is_shared = options.shares_kv_cache and ranks.topology.is_leader
     shared = os.memfd_create("quire-kv") if is_shared else None

@@ -9,7 +9,9 @@ from e2e import models
 from quire_server.core.config import PreemptionMode, SpeculationConfig, SpeculativeMethod
 from quire_server.core.request import Request
 from quire_server.errors import QuireServerError
-from quire_server.models import adapter_file
+from quire_server.models import adapter_file, weights
+from quire_server.models.adapter_file import HostRoom
+from quire_server.runner import kv_cache
 from quire_server.runner.model_runner import ModelRunner
 from tests.server import adapter_files, tiny_model
 from tests.server.runner.gpu.fake_device import FakeDevice
@@ -148,9 +150,46 @@ def test_what_would_be_computed_differently_is_refused_by_name(model, tmp_path, 
 def test_numbers_that_the_models_type_does_not_hold_are_refused(model, tmp_path):
     directory = adapter_files.write(tmp_path / "adapter", model, alpha=1e6)
     shapes = load(model, max_adapters=1).adapters.shapes
-    assert adapter_file.read(directory, shapes, 16, torch.float32).rank == 4
-    with pytest.raises(QuireServerError, match="not finite numbers in float16"):
-        adapter_file.read(directory, shapes, 16, torch.float16)
+    room = HostRoom(1 << 20)
+    assert adapter_file.read(directory, shapes, 16, torch.float32, room).rank == 4
+    for _ in range(200):  # and what it would have taken is free
+        with pytest.raises(QuireServerError, match="not finite numbers in float16"):
+            adapter_file.read(directory, shapes, 16, torch.float16, room)
+
+
+def limited(model, monkeypatch, available, **options):
+    """The adapters of a server that has so many bytes left beside the model."""
+    monkeypatch.setattr(kv_cache, "available_bytes", lambda: available)
+    options = {"num_blocks_override": 128, "kv_cache_memory_bytes": None, **options}
+    return load(model, max_adapters=2, **options).adapters
+
+
+def test_adapters_together_take_a_quarter_of_the_memory_that_is_left(model, adapters, monkeypatch):
+    size = load(model, max_adapters=1).adapters.read(adapters[0]).size
+    slots = 2 * load(model, max_adapters=1).adapters.slot_bytes
+    loaded = limited(model, monkeypatch, slots + 4 * 2 * size)
+    kept = [loaded.read(adapters[0]), loaded.read(adapters[0])]
+    with pytest.raises(QuireServerError) as refused:
+        loaded.read(adapters[0])
+    for remedy in ("drop others", "engine.maxAdapterRank", "resources.memory"):
+        assert remedy in str(refused.value)
+    kept.pop()
+    assert loaded.read(adapters[0]).size == size
+
+
+def test_the_rest_is_shared_with_the_tiers_and_a_cache_of_a_given_size(model, monkeypatch):
+    slots = 2 * load(model, max_adapters=1).adapters.slot_bytes
+    taken = {"kv_offload_host_bytes": 3 << 20, "kv_cache_memory_bytes": 5 << 20}
+    loaded = limited(model, monkeypatch, slots + (12 << 20), num_blocks_override=None, **taken)
+    assert loaded.room.limit == 1 << 20
+    assert limited(model, monkeypatch, slots // 2).room.limit == 0
+
+
+def test_what_has_no_room_is_refused_before_a_weight_is_read(model, adapters, monkeypatch):
+    loaded = limited(model, monkeypatch, 0)
+    monkeypatch.setattr(weights, "read", None)
+    with pytest.raises(QuireServerError, match="are left"):
+        loaded.read(adapters[0])
 
 
 def test_a_pickle_is_not_read(model, tmp_path):
