@@ -31,33 +31,22 @@ struct scratch {
 INLINE void widen(const void *from, int64_t index, float *to, int64_t count, const void *next, int dtype) {
     for (int64_t i = 0; i < count; i += 64 / size_of(dtype)) {
         _mm_prefetch(at(next, i, dtype), _MM_HINT_T0);
-        _mm512_storeu_ps(to + i, load16(from, index + i, dtype));
-        if (dtype == BFLOAT16) _mm512_storeu_ps(to + i + 16, load16(from, index + i + 16, dtype));
+        write16(to + i, load16(from, index + i, dtype));
+        if (dtype == BFLOAT16) write16(to + i + 16, load16(from, index + i + 16, dtype));
     }
-}
-
-/* The horizontal sums of four registers. */
-INLINE __m128 sums4(__m512 a, __m512 b, __m512 c, __m512 d) {
-    __m512 ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
-    __m512 cd = _mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
-    __m512 low = _mm512_castpd_ps(_mm512_unpacklo_pd(_mm512_castps_pd(ab), _mm512_castps_pd(cd)));
-    __m512 high = _mm512_castpd_ps(_mm512_unpackhi_pd(_mm512_castps_pd(ab), _mm512_castps_pd(cd)));
-    __m512 all = _mm512_add_ps(low, high);
-    __m256 half = _mm256_add_ps(_mm512_castps512_ps256(all), _mm512_extractf32x8_ps(all, 1));
-    return _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
 }
 
 /* The scores of one query with all keys of a block [tokens, size]; tokens a multiple of 4. */
 INLINE void score(const float *q, const float *keys, float *scores, int64_t tokens, float scale, int64_t size) {
     for (int64_t t = 0; t < tokens; t += 4) {
         const float *k = keys + t * size;
-        __m512 a = _mm512_setzero_ps(), b = a, c = a, d = a;
+        vec16 a = zero16(), b = a, c = a, d = a;
         for (int64_t i = 0; i < size; i += 16) {
-            __m512 x = _mm512_loadu_ps(q + i);
-            a = _mm512_fmadd_ps(x, _mm512_loadu_ps(k + i), a);
-            b = _mm512_fmadd_ps(x, _mm512_loadu_ps(k + size + i), b);
-            c = _mm512_fmadd_ps(x, _mm512_loadu_ps(k + 2 * size + i), c);
-            d = _mm512_fmadd_ps(x, _mm512_loadu_ps(k + 3 * size + i), d);
+            vec16 x = read16(q + i);
+            a = fma16(x, read16(k + i), a);
+            b = fma16(x, read16(k + size + i), b);
+            c = fma16(x, read16(k + 2 * size + i), c);
+            d = fma16(x, read16(k + 3 * size + i), d);
         }
         _mm_storeu_ps(scores + t, _mm_mul_ps(sums4(a, b, c, d), _mm_set1_ps(scale)));
     }
@@ -66,24 +55,24 @@ INLINE void score(const float *q, const float *keys, float *scores, int64_t toke
 /* sums [size] += weights [tokens] times values [tokens, size]; size a multiple of 32. */
 INLINE void weigh(const float *weights, const float *values, float *sums, int64_t tokens, int64_t size) {
     for (int64_t i = 0; i < size; i += 32) {
-        __m512 a = _mm512_loadu_ps(sums + i), b = _mm512_loadu_ps(sums + i + 16);
-        __m512 c = _mm512_setzero_ps(), d = c;
+        vec16 a = read16(sums + i), b = read16(sums + i + 16);
+        vec16 c = zero16(), d = c;
         int64_t t = 0;
         for (; t + 1 < tokens; t += 2) {
             const float *v = values + t * size + i;
-            __m512 even = _mm512_set1_ps(weights[t]), odd = _mm512_set1_ps(weights[t + 1]);
-            a = _mm512_fmadd_ps(even, _mm512_loadu_ps(v), a);
-            b = _mm512_fmadd_ps(even, _mm512_loadu_ps(v + 16), b);
-            c = _mm512_fmadd_ps(odd, _mm512_loadu_ps(v + size), c);
-            d = _mm512_fmadd_ps(odd, _mm512_loadu_ps(v + size + 16), d);
+            vec16 even = all16(weights[t]), odd = all16(weights[t + 1]);
+            a = fma16(even, read16(v), a);
+            b = fma16(even, read16(v + 16), b);
+            c = fma16(odd, read16(v + size), c);
+            d = fma16(odd, read16(v + size + 16), d);
         }
         if (t < tokens) {
-            __m512 last = _mm512_set1_ps(weights[t]);
-            a = _mm512_fmadd_ps(last, _mm512_loadu_ps(values + t * size + i), a);
-            b = _mm512_fmadd_ps(last, _mm512_loadu_ps(values + t * size + i + 16), b);
+            vec16 last = all16(weights[t]);
+            a = fma16(last, read16(values + t * size + i), a);
+            b = fma16(last, read16(values + t * size + i + 16), b);
         }
-        _mm512_storeu_ps(sums + i, _mm512_add_ps(a, c));
-        _mm512_storeu_ps(sums + i + 16, _mm512_add_ps(b, d));
+        write16(sums + i, add16(a, c));
+        write16(sums + i + 16, add16(b, d));
     }
 }
 
@@ -91,17 +80,17 @@ INLINE void weigh(const float *weights, const float *values, float *sums, int64_
 INLINE float exponentials(float *scores, int64_t first, int64_t last, int64_t padded) {
     for (int64_t i = 0; i < first; i++) scores[i] = -INFINITY;
     for (int64_t i = last; i < padded; i++) scores[i] = -INFINITY;
-    __m512 most = _mm512_set1_ps(-INFINITY), sum = _mm512_setzero_ps();
-    for (int64_t i = 0; i < padded; i += 16) most = _mm512_max_ps(_mm512_loadu_ps(scores + i), most);
-    __m512 top = _mm512_set1_ps(_mm512_reduce_max_ps(most));
+    vec16 most = all16(-INFINITY), sum = zero16();
+    for (int64_t i = 0; i < padded; i += 16) most = max16(read16(scores + i), most);
+    vec16 top = all16(largest16(most));
     for (int64_t i = 0; i < padded; i += 16) {
-        __m512 value = _mm512_loadu_ps(scores + i);
-        __mmask16 alive = _mm512_cmp_ps_mask(value, _mm512_set1_ps(-INFINITY), _CMP_NEQ_UQ);
-        value = _mm512_maskz_mov_ps(alive, exp16(_mm512_sub_ps(value, top)));
-        _mm512_storeu_ps(scores + i, value);
-        sum = _mm512_add_ps(sum, value);
+        vec16 value = read16(scores + i);
+        lanes16 alive = differ16(value, all16(-INFINITY));
+        value = only16(alive, exp16(sub16(value, top)));
+        write16(scores + i, value);
+        sum = add16(sum, value);
     }
-    return _mm512_reduce_add_ps(sum);
+    return sum16(sum);
 }
 
 /* Offset of a block's rows of one KV head, in elements. */
@@ -155,8 +144,7 @@ INLINE void task(const struct attention *a, int64_t sequence, int64_t from, int6
     for (int64_t h = 0; h < heads; h++)
         for (int64_t i = 0; i < size; i += 16)
             store16(a->out, (row + h) * size + i,
-                    _mm512_div_ps(_mm512_loadu_ps(work->sums + h * size + i), _mm512_set1_ps(work->totals[h])),
-                    dtype);
+                    div16(read16(work->sums + h * size + i), all16(work->totals[h])), dtype);
 }
 
 INLINE void attend(const struct attention *a, int64_t sequences, int dtype, const int64_t size) {
@@ -191,6 +179,6 @@ INLINE void attend(const struct attention *a, int64_t sequences, int dtype, cons
             attend(a, sequences, FLOAT32, size);   \
         break;
 
-EXPORT void quire_decode_attention(const struct attention *a, int64_t sequences) {
+EXPORT void KERNEL(decode_attention)(const struct attention *a, int64_t sequences) {
     switch (a->head_size) { SIZES(ATTEND) }
 }

@@ -4,20 +4,20 @@
 #include <string.h>
 
 INLINE void norm_row(const void *x, void *residual, const void *weight, void *y, int64_t size, float eps, int dtype) {
-    __m512 squares = _mm512_setzero_ps();
+    vec16 squares = zero16();
     void *sum = residual ? residual : (void *)x;
     for (int64_t i = 0; i < size; i += 16) {
-        __m512 value = load16(x, i, dtype);
+        vec16 value = load16(x, i, dtype);
         if (residual) {
-            value = rounded16(_mm512_add_ps(value, load16(residual, i, dtype)), dtype);
+            value = rounded16(add16(value, load16(residual, i, dtype)), dtype);
             store16(residual, i, value, dtype);
         }
-        squares = _mm512_fmadd_ps(value, value, squares);
+        squares = fma16(value, value, squares);
     }
-    __m512 factor = _mm512_set1_ps(1.0f / sqrtf(_mm512_reduce_add_ps(squares) / (float)size + eps));
+    vec16 factor = all16(1.0f / sqrtf(sum16(squares) / (float)size + eps));
     for (int64_t i = 0; i < size; i += 16) {
-        __m512 value = rounded16(_mm512_mul_ps(load16(sum, i, dtype), factor), dtype);
-        store16(y, i, _mm512_mul_ps(load16(weight, i, dtype), value), dtype);
+        vec16 value = rounded16(mul16(load16(sum, i, dtype), factor), dtype);
+        store16(y, i, mul16(load16(weight, i, dtype), value), dtype);
     }
 }
 
@@ -40,7 +40,7 @@ INLINE void norm(const struct norm *a, int64_t rows, int dtype) {
     }
 }
 
-EXPORT void quire_add_rmsnorm(const struct norm *a, int64_t rows) {
+EXPORT void KERNEL(add_rmsnorm)(const struct norm *a, int64_t rows) {
     if (a->dtype == BFLOAT16)
         norm(a, rows, BFLOAT16);
     else
@@ -59,14 +59,14 @@ INLINE void gate(const struct gate *a, int64_t rows, int dtype) {
 #pragma omp for schedule(static)
     for (int64_t row = 0; row < rows; row++)
         for (int64_t i = 0; i < size; i += 16) {
-            __m512 x = load16(a->gate_up, row * 2 * size + i, dtype);
-            __m512 up = load16(a->gate_up, row * 2 * size + size + i, dtype);
-            __m512 bound = _mm512_add_ps(exp16(_mm512_sub_ps(_mm512_setzero_ps(), x)), _mm512_set1_ps(1.0f));
-            store16(a->y, row * size + i, _mm512_mul_ps(rounded16(_mm512_div_ps(x, bound), dtype), up), dtype);
+            vec16 x = load16(a->gate_up, row * 2 * size + i, dtype);
+            vec16 up = load16(a->gate_up, row * 2 * size + size + i, dtype);
+            vec16 bound = add16(exp16(sub16(zero16(), x)), all16(1.0f));
+            store16(a->y, row * size + i, mul16(rounded16(div16(x, bound), dtype), up), dtype);
         }
 }
 
-EXPORT void quire_silu_mul(const struct gate *a, int64_t rows) {
+EXPORT void KERNEL(silu_mul)(const struct gate *a, int64_t rows) {
     if (a->dtype == BFLOAT16)
         gate(a, rows, BFLOAT16);
     else
@@ -75,10 +75,10 @@ EXPORT void quire_silu_mul(const struct gate *a, int64_t rows) {
 
 INLINE void rotate_head(const void *x, void *y, const float *cos, const float *sin, int64_t half, int dtype) {
     for (int64_t i = 0; i < half; i += 16) {
-        __m512 first = load16(x, i, dtype), second = load16(x, half + i, dtype);
-        __m512 c = _mm512_loadu_ps(cos + i), s = _mm512_loadu_ps(sin + i);
-        store16(y, i, _mm512_fnmadd_ps(second, s, _mm512_mul_ps(first, c)), dtype);
-        store16(y, half + i, _mm512_fmadd_ps(first, s, _mm512_mul_ps(second, c)), dtype);
+        vec16 first = load16(x, i, dtype), second = load16(x, half + i, dtype);
+        vec16 c = read16(cos + i), s = read16(sin + i);
+        store16(y, i, fnma16(second, s, mul16(first, c)), dtype);
+        store16(y, half + i, fma16(first, s, mul16(second, c)), dtype);
     }
 }
 
@@ -110,7 +110,7 @@ INLINE void rope(const struct rope *a, int64_t tokens, int dtype) {
     }
 }
 
-EXPORT void quire_rope_kv_write(const struct rope *a, int64_t tokens) {
+EXPORT void KERNEL(rope_kv_write)(const struct rope *a, int64_t tokens) {
     if (a->dtype == BFLOAT16)
         rope(a, tokens, BFLOAT16);
     else
@@ -125,7 +125,7 @@ struct take {
     int64_t size, first, count;
 };
 
-EXPORT void quire_take_rows(const struct take *a, int64_t rows) {
+EXPORT void KERNEL(take_rows)(const struct take *a, int64_t rows) {
 #pragma omp for schedule(static)
     for (int64_t row = 0; row < rows; row++) {
         const int64_t index = a->index[row] - a->first;

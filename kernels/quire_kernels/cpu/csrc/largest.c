@@ -12,35 +12,34 @@ struct largest {
 };
 
 /* 16 values from index i on of a row, -infinity behind its end. */
-INLINE __m512 values_at(const void *row, int64_t i, int64_t width, int dtype) {
+INLINE vec16 values_at(const void *row, int64_t i, int64_t width, int dtype) {
     if (width - i >= 16) return load16(row, i, dtype);
     char full[64] = {0};
     memcpy(full, at(row, i, dtype), (width - i) * size_of(dtype));
-    return _mm512_mask_mov_ps(_mm512_set1_ps(-INFINITY), (__mmask16)((1u << (width - i)) - 1), load16(full, 0, dtype));
+    return where16((mask16)((1u << (width - i)) - 1), load16(full, 0, dtype), all16(-INFINITY));
 }
 
 INLINE void largest_of_row(const void *row, int64_t width, int64_t first, float *pair, int dtype) {
-    __m512 most = _mm512_set1_ps(-INFINITY);
-    __mmask16 nan = 0;
+    vec16 most = all16(-INFINITY);
+    mask16 nan = 0;
     for (int64_t i = 0; i < width; i += 16) {
-        __m512 value = values_at(row, i, width, dtype);
-        nan |= _mm512_cmp_ps_mask(value, value, _CMP_UNORD_Q);
-        most = _mm512_max_ps(value, most);
+        vec16 value = values_at(row, i, width, dtype);
+        nan |= unordered16(value, value);
+        most = max16(value, most);
     }
-    const float peak = nan ? NAN : _mm512_reduce_max_ps(most);
-    __mmask16 found = 0;
+    const float peak = nan ? NAN : largest16(most);
+    mask16 found = 0;
     int64_t i = 0;
     for (; i < width; i += 16) {
-        __m512 value = values_at(row, i, width, dtype);
-        found = nan ? _mm512_cmp_ps_mask(value, value, _CMP_UNORD_Q)
-                    : _mm512_cmp_ps_mask(value, _mm512_set1_ps(peak), _CMP_EQ_OQ);
+        vec16 value = values_at(row, i, width, dtype);
+        found = nan ? unordered16(value, value) : equal16(value, all16(peak));
         if (found) break;
     }
     pair[0] = peak;
     pair[1] = (float)(first + (found ? i + __builtin_ctz(found) : 0));
 }
 
-EXPORT void quire_largest(const struct largest *a, int64_t rows) {
+EXPORT void KERNEL(largest)(const struct largest *a, int64_t rows) {
 #pragma omp for schedule(static)
     for (int64_t row = 0; row < rows; row++) {
         const void *x = at(a->x, row * a->stride, a->dtype);
@@ -58,7 +57,7 @@ struct largest_pair {
     int64_t pairs;
 };
 
-EXPORT void quire_largest_pair(const struct largest_pair *a, int64_t rows) {
+EXPORT void KERNEL(largest_pair)(const struct largest_pair *a, int64_t rows) {
 #pragma omp for schedule(static)
     for (int64_t row = 0; row < rows; row++) {
         const float *best = a->x + row * a->pairs * 2;

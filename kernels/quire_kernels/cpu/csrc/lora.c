@@ -22,35 +22,35 @@ struct lora {
 INLINE void shrink(const void *x, const void *a, float *shrunk, int64_t in, int64_t count, int dtype) {
     int64_t r = 0;
     for (; r + TOGETHER <= count; r += TOGETHER) {
-        __m512 sums[TOGETHER];
-        for (int i = 0; i < TOGETHER; i++) sums[i] = _mm512_setzero_ps();
+        vec16 sums[TOGETHER];
+        for (int i = 0; i < TOGETHER; i++) sums[i] = zero16();
         for (int64_t k = 0; k < in; k += LANES) {
-            const __m512 value = load16(x, k, dtype);
+            const vec16 value = load16(x, k, dtype);
             for (int i = 0; i < TOGETHER; i++)
-                sums[i] = _mm512_fmadd_ps(value, load16(a, (r + i) * in + k, dtype), sums[i]);
+                sums[i] = fma16(value, load16(a, (r + i) * in + k, dtype), sums[i]);
         }
-        for (int i = 0; i < TOGETHER; i++) shrunk[r + i] = _mm512_reduce_add_ps(sums[i]);
+        for (int i = 0; i < TOGETHER; i++) shrunk[r + i] = sum16(sums[i]);
     }
     for (; r < count; r++) {
-        __m512 sum = _mm512_setzero_ps();
+        vec16 sum = zero16();
         for (int64_t k = 0; k < in; k += LANES)
-            sum = _mm512_fmadd_ps(load16(x, k, dtype), load16(a, r * in + k, dtype), sum);
-        shrunk[r] = _mm512_reduce_add_ps(sum);
+            sum = fma16(load16(x, k, dtype), load16(a, r * in + k, dtype), sum);
+        shrunk[r] = sum16(sum);
     }
 }
 
 INLINE void expand(const float *shrunk, const void *b, void *y, int64_t column, int64_t out, int64_t count, int wide,
                    int dtype) {
-    __m512 sums[PANEL / LANES];
-    for (int i = 0; i < wide; i++) sums[i] = _mm512_setzero_ps();
+    vec16 sums[PANEL / LANES];
+    for (int i = 0; i < wide; i++) sums[i] = zero16();
     for (int64_t r = 0; r < count; r++) {
-        const __m512 value = _mm512_set1_ps(shrunk[r]);
+        const vec16 value = all16(shrunk[r]);
         for (int i = 0; i < wide; i++)
-            sums[i] = _mm512_fmadd_ps(value, load16(b, r * out + column + i * LANES, dtype), sums[i]);
+            sums[i] = fma16(value, load16(b, r * out + column + i * LANES, dtype), sums[i]);
     }
     for (int i = 0; i < wide; i++) {
         const int64_t at = column + i * LANES;
-        store16(y, at, _mm512_add_ps(load16(y, at, dtype), sums[i]), dtype);
+        store16(y, at, add16(load16(y, at, dtype), sums[i]), dtype);
     }
 }
 
@@ -87,7 +87,7 @@ INLINE void add_lora(const struct lora *a, int64_t rows, const int dtype) {
     }
 }
 
-EXPORT void quire_add_lora(const struct lora *a, int64_t rows) {
+EXPORT void KERNEL(add_lora)(const struct lora *a, int64_t rows) {
     if (a->dtype == BFLOAT16)
         add_lora(a, rows, BFLOAT16);
     else

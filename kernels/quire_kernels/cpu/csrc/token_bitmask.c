@@ -11,8 +11,8 @@ struct bitmask {
     int64_t vocab, words;
 };
 
-EXPORT void quire_token_bitmask(const struct bitmask *a, int64_t entries) {
-    const __m512 never = _mm512_set1_ps(-INFINITY);
+EXPORT void KERNEL(token_bitmask)(const struct bitmask *a, int64_t entries) {
+    const vec16 never = all16(-INFINITY);
 #pragma omp for schedule(static)
     for (int64_t e = 0; e < entries; e++) {
         if (a->positions[e] < 0) continue;
@@ -21,8 +21,8 @@ EXPORT void quire_token_bitmask(const struct bitmask *a, int64_t entries) {
         for (int64_t first = 0; first < a->vocab; first += 32) {
             uint32_t forbidden = ~mask[first / 32];
             if (first + 32 > a->vocab) forbidden &= (1u << (a->vocab - first)) - 1;
-            _mm512_mask_storeu_ps(row + first, (__mmask16)forbidden, never);
-            _mm512_mask_storeu_ps(row + first + 16, (__mmask16)(forbidden >> 16), never);
+            write_where16(row + first, (mask16)forbidden, never);
+            write_where16(row + first + 16, (mask16)(forbidden >> 16), never);
         }
     }
 }
