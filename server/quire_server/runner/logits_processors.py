@@ -35,10 +35,10 @@ def adjust(
     if sampling.repetition_penalty != 1.0:
         penalise_repetition(logits, context, sampling.repetition_penalty)
     if (sampling.presence_penalty or sampling.frequency_penalty) and answer.size:
-        counts = np.bincount(answer)
-        seen = np.flatnonzero(counts)
-        penalties = sampling.presence_penalty + sampling.frequency_penalty * counts[seen]
-        logits[torch.from_numpy(seen)] -= torch.from_numpy(penalties).float()
+        # By sorting the answer: an array of counts would be as long as the vocabulary.
+        seen, counts = np.unique(answer, return_counts=True)
+        penalties = sampling.presence_penalty + sampling.frequency_penalty * counts
+        logits.numpy()[seen] -= penalties.astype(np.float32)
     if sampling.allowed_token_ids:
         allowed = list(sampling.allowed_token_ids)
         kept = logits[allowed]
@@ -71,9 +71,9 @@ def penalise_repetition(logits: Tensor, context: NDArray[np.int64], penalty: flo
     """CTRL's repetition penalty (Keskar et al. 2019, arXiv:1909.05858): tokens of the context become less
     likely, whatever the sign of their logit.
     """
-    seen = torch.from_numpy(context)  # a token that occurs twice is written twice with the same value
-    values = logits[seen]
-    logits[seen] = torch.where(values > 0, values / penalty, values * penalty)
+    likely, factor = logits.numpy(), np.float32(penalty)
+    values = likely[context]  # a token that occurs twice is written twice with the same value
+    likely[context] = np.where(values > 0, values / factor, values * factor)
 
 
 def completing(answer: NDArray[np.int64], bad_words: Collection[tuple[int, ...]]) -> list[int]:
