@@ -60,6 +60,7 @@ def test_the_autoscaler_that_the_documentation_gives_is_accepted(api: Client) ->
         specs.AUTOSCALED,
         specs.IDLING,
         specs.SHARDED,
+        specs.ADAPTED,
         specs.GROUPED,
         specs.GROUPED_ON_GPUS,
         *specs.DISAGGREGATED,

@@ -64,6 +64,8 @@ PROTECT_WHILE_LOADING = {
 CONTAINER = "server"
 FETCHER = "fetch"
 FETCHED_DIR = "model"
+ADAPTERS = "adapters"  # the sidecar that downloads LoRA adapters
+ADAPTER_LIST_FILE = "adapters.json"
 PORT_HTTP = 8000
 PORT_HTTP_NAME = "http"
 PORT_HEALTH = 8001
@@ -76,6 +78,10 @@ PORT_KV_TRANSFER_NAME = "kv-transfer"
 
 PATH_LOG_REDACT = "/etc/quire/redact"
 PATH_MODELS = "/models"
+PATH_ADAPTERS = "/adapters"
+PATH_ADAPTER_CLAIMS = "/adapter-claims"
+PATH_ADAPTER_LIST = "/etc/quire/adapters"
+PATH_ADAPTER_SECRETS = "/run/quire/adapter-secrets"
 PATH_CA_BUNDLE = "/etc/quire/ca"
 PATH_GCS_KEY = "/etc/quire/gcs"
 PATH_PULL_SECRET = "/etc/quire/registry"
@@ -120,6 +126,11 @@ AKS_IDENTITY = {"azure.workload.identity/use": "true"}
 def golden_tokens(name: str) -> str:
     """The ConfigMap with the golden tokens of the LLMDeployment `name`."""
     return f"{name}-golden-tokens"
+
+
+def adapters(name: str) -> str:
+    """The ConfigMap with the list of adapters of the LLMDeployment `name`."""
+    return f"{name}-adapters"
 
 
 def child_labels(name: str) -> dict[str, str]:

@@ -66,8 +66,17 @@ def _use(spec: Body, name: str) -> Fraction:
         kind, resource = "requests", name  # cpu and memory stand for requests.cpu and requests.memory
     if kind not in ("requests", "limits"):
         raise KeyError(name)
-    running = sum((_amount(one, kind, resource) for one in spec.get("containers") or ()), Fraction(0))
-    return max([running, *(_amount(one, kind, resource) for one in spec.get("initContainers") or ())])
+    beside = Fraction(0)  # init containers that are restarted run on beside the later ones
+    most = Fraction(0)
+    for one in spec.get("initContainers") or ():
+        amount = _amount(one, kind, resource)
+        if one.get("restartPolicy") == "Always":
+            beside += amount
+            most = max(most, beside)
+        else:
+            most = max(most, beside + amount)
+    running = sum((_amount(one, kind, resource) for one in spec.get("containers") or ()), beside)
+    return max(running, most)
 
 
 def _amount(container: Body, kind: str, resource: str) -> Fraction:

@@ -109,7 +109,16 @@ def fetched_with(name: str, value: str) -> Body:
     return merged(HUB, {"spec": {"cache": {"download": {"env": [{"name": name, "value": value}]}}}})
 
 
+def adapted(**source: Any) -> Body:
+    return minimal(engine={"maxAdapters": 2}, adapters=[{"name": "support", "source": source}])
+
+
 ACCEPTED = {
+    "an adapter of an allowed hub": adapted(
+        huggingFace={"repo": "a/b", "endpoint": "https://hub.example.com"}
+    ),
+    "an adapter of an allowed registry": adapted(oci={"reference": "registry.example.com/models/a:v1"}),
+    "an adapter in a claim": adapted(pvc={"claimName": "adapters"}),
     "a proxy on an allowed host": fetched_with("https_proxy", "http://proxy.example.com:3128"),
     "hosts that no proxy is asked for": fetched_with("NO_PROXY", "store.example.com"),
     "a claim": minimal(),
@@ -164,6 +173,26 @@ REFUSED: dict[str, tuple[Body, str, str]] = {
         minimal(engine={"env": [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]}),
         "spec.engine.env: NVIDIA_VISIBLE_DEVICES may make the server load code",
         "drop it",
+    ),
+    "an adapter's source": (
+        adapted(gcs={"uri": "gs://adapters/a", "anonymous": True}),
+        "spec.adapters: support comes from a kind of source that is not allowed here",
+        "use one of pvc, huggingFace, s3, oci",
+    ),
+    "an adapter's hub": (
+        adapted(huggingFace={"repo": "a/b"}),
+        "spec.adapters: support would come from another host",
+        "hub.example.com, store.example.com",
+    ),
+    "an adapter's store": (
+        adapted(s3={"uri": "s3://adapters/a", "endpoint": "https://evil.example.net", "anonymous": True}),
+        "spec.adapters: support would come from another host",
+        "name one of these hosts",
+    ),
+    "an adapter's registry": (
+        adapted(oci={"reference": "registry.example.com/models2/a:v1"}),
+        "spec.adapters: an adapter is in no allowed registry",
+        "registry.example.com/models",
     ),
     "a source": (GCS, "spec.model.source.gcs is not allowed here", "use one of pvc, huggingFace, s3, oci"),
     "a hub": (

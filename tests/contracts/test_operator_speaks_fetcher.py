@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from quire_operator.resources import shared_model
 from quire_operator.settings import Settings
 from quire_operator.spec import schema
 from quire_operator.status.reasons import REASONS
+from quire_server.api.protocol.names import is_adapter_name
 from quire_server.fetch import source
 from quire_server.fetch.command import parser
 from quire_server.termination import EXIT_CODES
@@ -80,6 +83,24 @@ def test_the_job_s_fetcher_understands_its_arguments_and_the_server_looks_where_
     assert command == "fetch"
     source.parse(understood.source)
     assert pod(body)["containers"][0]["args"][:2] == ["serve", str(understood.to)]
+
+
+def test_each_listed_adapter_has_a_source_that_the_fetcher_understands_or_a_path() -> None:
+    children = {
+        child["metadata"]["name"]: child for child in resources.build(spec.parse(specs.ADAPTED), SETTINGS)
+    }
+    listed = json.loads(children[names.adapters("adapted")]["data"][names.ADAPTER_LIST_FILE])["adapters"]
+    assert [entry["name"] for entry in listed] == [one["name"] for one in specs.ADAPTED["spec"]["adapters"]]
+    for entry in listed:
+        assert ("path" in entry) != ("source" in entry)
+        if "source" in entry:
+            source.parse(entry["source"])
+
+
+@given(st.from_regex(schema.ADAPTER_NAME, fullmatch=True) | st.text(max_size=300))
+def test_an_adapter_may_have_the_names_that_the_server_gives_adapters(text: str) -> None:
+    admitted = re.fullmatch(schema.ADAPTER_NAME, text) is not None and len(text) <= 253
+    assert admitted == is_adapter_name(text)
 
 
 def spec_reasons() -> dict[str, int | None]:

@@ -282,8 +282,8 @@ def _is_terminating(live: Body) -> bool:
 
 
 def _is_used(live: Body, observed: Observed) -> bool:
-    """A ConfigMap is kept while a ReplicaSet (for a rollback) or a pod refers to it, a claim while pods use
-    it.
+    """A ConfigMap is kept while a ReplicaSet (for a rollback) or a pod refers to it and cannot start without
+    it, a claim while pods use it.
     """
     target = ref(live)
     if target.kind == "PersistentVolumeClaim":
@@ -301,7 +301,9 @@ def _config_maps(pod_spec: Body) -> set[str]:
         for container in pod_spec.get("containers") or ()
         for source in container.get("envFrom") or ()
     ]
-    return {str(source.get("name")) for source in sources}
+    volumes = [volume.get("configMap") or {} for volume in pod_spec.get("volumes") or ()]
+    needed = [volume for volume in volumes if not volume.get("optional")]
+    return {str(source.get("name")) for source in (*sources, *needed)}
 
 
 def _pod_patches(observed: Observed) -> Iterator[PodPatch]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from quire_operator import names
 from quire_operator.resources import (
+    adapters,
     config_map,
     credentials,
     deployment,
@@ -54,6 +55,7 @@ def build(
     return (
         *([service_account.build(model)] if own_account else []),
         environment,
+        *adapters.build(model),
         *_network_policy(model, settings),
         *_shared_model(model, settings, template),
         *([] if model.prefill is None else _prefill(model.prefill, settings, measured, prefill_profile)),
@@ -87,6 +89,7 @@ def _parts(
     return pod.Parts(
         config_map=environment["metadata"]["name"],
         model_files=model_files.build(model, settings),
+        adapters=adapters.of_pod(model, settings),
         profile=profile,
     )
 

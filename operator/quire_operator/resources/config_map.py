@@ -93,7 +93,7 @@ def _data(model: LLMDeployment, settings: Settings) -> dict[str, str]:
             "QUIRE_STALL_TIMEOUT_SECONDS": _number(health.stall_timeout_seconds),
             "QUIRE_STARTUP_TIMEOUT_SECONDS": _number(health.startup_timeout_seconds),
             **_parallelism(model.spec.parallelism),
-            **(_adapters(engine) | _task(model)),
+            **(_adapters(model) | _task(model)),
             **_watermark(engine.watermark),
             "QUIRE_TRACE_SAMPLE_RATIO": _ratio(tracing.sampling_rate_per_million) if tracing.endpoint else "",
         }
@@ -159,10 +159,14 @@ def _chat_template(model: LLMDeployment) -> str:
     return f"{names.model_path(model.model_dir)}/{template.file}"
 
 
-def _adapters(engine: Engine) -> dict[str, str]:
-    """Where the server has places for LoRA adapters, and what it may load."""
+def _adapters(model: LLMDeployment) -> dict[str, str]:
+    """Where the server has places for LoRA adapters, and what it may load: what the sidecar downloads, or a
+    directory of the model's volume.
+    """
+    engine = model.spec.engine
+    directory = names.model_path(engine.adapters_path) if engine.adapters_path else ""
     return {
-        "QUIRE_ADAPTERS_DIR": names.model_path(engine.adapters_path) if engine.adapters_path else "",
+        "QUIRE_ADAPTERS_DIR": names.PATH_ADAPTERS if model.follows_adapters else directory,
         "QUIRE_MAX_ADAPTERS": _number(engine.max_adapters),
         "QUIRE_MAX_ADAPTER_RANK": _number(engine.max_adapter_rank),
     }

@@ -9,11 +9,12 @@ on the way counts as one of these, since the spec also says whose certificates a
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from quire_operator.errors import SpecError
 from quire_operator.settings import Settings
 from quire_operator.spec import LLMDeployment
+from quire_operator.spec.schema import Source
 
 _HUB = "huggingface.co"
 # Clients disagree about what else an address may be, and so about its host.
@@ -24,19 +25,26 @@ _ADDRESS = re.compile(
 
 def check(model: LLMDeployment, settings: Settings) -> None:
     """Raises SpecError for an endpoint or a proxy that may not get the credentials."""
-    source, cache = model.spec.model.source, model.spec.cache
-    hub, s3, trusted = source.hugging_face, source.s3, settings.credential_hosts
-    if hub is not None and hub.token_secret_ref is not None and hub.endpoint:
-        _check_host("spec.model.source.huggingFace.endpoint", hub.endpoint, (_HUB, *trusted))
-    if s3 is not None and s3.credentials_secret_ref is not None and s3.endpoint:
-        _check_host("spec.model.source.s3.endpoint", s3.endpoint, trusted)
+    cache, trusted = model.spec.cache, settings.credential_hosts
+    sources = {"spec.model.source": model.spec.model.source}
+    sources |= {f"spec.adapters[{index}].source": one.source for index, one in enumerate(model.spec.adapters)}
+    for field, source in sources.items():
+        _check_endpoint(field, source, trusted)
     has_identity = model.spec.security.identity.workload != "None"
-    if cache is None or not (source.has_credentials or has_identity):
+    if cache is None or not (has_identity or any(source.has_credentials for source in sources.values())):
         return
     for index, variable in enumerate(cache.download.env):
         is_proxy = variable.name.lower() in ("http_proxy", "https_proxy", "all_proxy")
         if is_proxy and variable.value:
             _check_host(f"spec.cache.download.env[{index}].value", variable.value, trusted)
+
+
+def _check_endpoint(field: str, source: Source, trusted: Sequence[str]) -> None:
+    hub, s3 = source.hugging_face, source.s3
+    if hub is not None and hub.token_secret_ref is not None and hub.endpoint:
+        _check_host(f"{field}.huggingFace.endpoint", hub.endpoint, (_HUB, *trusted))
+    if s3 is not None and s3.credentials_secret_ref is not None and s3.endpoint:
+        _check_host(f"{field}.s3.endpoint", s3.endpoint, trusted)
 
 
 def _check_host(field: str, address: str, trusted: Iterable[str]) -> None:

@@ -16,10 +16,11 @@ from quire_operator.settings import Settings
 from quire_operator.spec import LLMDeployment
 from quire_operator.spec.schema import ModelCache, Source
 
-_CA_FILE = "ca.crt"
+CA_FILE = "ca.crt"
 # A new volume belongs to root until the kubelet changes its group to this one.
 WRITABLE = {"fsGroup": names.USER_ID, "fsGroupChangePolicy": "OnRootMismatch"}
-_AWS_VARIABLES = {"AWS_ACCESS_KEY_ID": False, "AWS_SECRET_ACCESS_KEY": False, "AWS_SESSION_TOKEN": True}
+# Entries of the Secret of an S3 source, and whether each may be missing.
+AWS_VARIABLES = {"AWS_ACCESS_KEY_ID": False, "AWS_SECRET_ACCESS_KEY": False, "AWS_SESSION_TOKEN": True}
 
 
 def build(model: LLMDeployment, settings: Settings) -> Manifest:
@@ -76,26 +77,34 @@ def container(model: LLMDeployment, settings: Settings, cache: ModelCache, resou
 def _environment(source: Source, cache: ModelCache, settings: Settings) -> list[Manifest]:
     """Endpoints, references to Secrets, and the user's variables (such as a proxy)."""
     variables = environment.of_download(cache.download.env, settings)
-    values: dict[str, str] = {}
-    if source.hugging_face is not None:
-        values["HF_ENDPOINT"] = source.hugging_face.endpoint
-        if ref := source.hugging_face.token_secret_ref:
-            variables.append(_from_secret("HF_TOKEN", ref.name, ref.key))
-    if source.s3 is not None:
-        values |= {"AWS_ENDPOINT_URL": source.s3.endpoint, "AWS_REGION": source.s3.region}
-        values["AWS_EC2_METADATA_DISABLED"] = "true"  # the node's identity is out of reach
-        if reference := source.s3.credentials_secret_ref:
-            for name, optional in _AWS_VARIABLES.items():
-                variables.append(_from_secret(name, reference.name, name, optional=optional))
+    values = endpoints(source)
+    if source.hugging_face is not None and (ref := source.hugging_face.token_secret_ref):
+        variables.append(_from_secret("HF_TOKEN", ref.name, ref.key))
+    if source.s3 is not None and (reference := source.s3.credentials_secret_ref):
+        for name, optional in AWS_VARIABLES.items():
+            variables.append(_from_secret(name, reference.name, name, optional=optional))
     if source.gcs is not None and (key := source.gcs.credentials_secret_ref):
         values["GOOGLE_APPLICATION_CREDENTIALS"] = f"{names.PATH_GCS_KEY}/{key.key}"
     if source.oci is not None and source.oci.pull_secret_ref:
         values["DOCKER_CONFIG"] = names.PATH_PULL_SECRET
     if cache.download.ca_bundle_config_map_ref:
-        values["SSL_CERT_FILE"] = f"{names.PATH_CA_BUNDLE}/{_CA_FILE}"
+        values["SSL_CERT_FILE"] = f"{names.PATH_CA_BUNDLE}/{CA_FILE}"
     given = {item.name for item in cache.download.env}
     own = [{"name": name, "value": value} for name, value in values.items() if value and name not in given]
     return [*variables, *own]
+
+
+def endpoints(source: Source) -> dict[str, str]:
+    """The variables that say where a source is; some may be empty."""
+    if source.hugging_face is not None:
+        return {"HF_ENDPOINT": source.hugging_face.endpoint}
+    if source.s3 is not None:
+        return {
+            "AWS_ENDPOINT_URL": source.s3.endpoint,
+            "AWS_REGION": source.s3.region,
+            "AWS_EC2_METADATA_DISABLED": "true",  # the node's identity is out of reach
+        }
+    return {}
 
 
 def _from_secret(name: str, secret: str, key: str, *, optional: bool = False) -> Manifest:

@@ -4,13 +4,15 @@ Serving pods accept API requests from their own namespace and from the peers in 
 open to the operator and to monitoring. Prefill pods accept decode pods of the same LLMDeployment and no
 clients; with NIXL each role accepts the other one at its ports. All of them may connect to DNS and to the
 trace collector only: a model on a volume needs nothing else, so a compromised process cannot send data out.
-A pod that downloads may also use its source's ports. Pods of groups reach one another at every port, because
-gloo and NCCL choose theirs, and do not authenticate: these ports are open to no other pod.
+A pod that downloads its model or adapters may also use the ports of their sources. Pods of groups reach one
+another at every port, because gloo and NCCL choose theirs, and do not authenticate: these ports are open to
+no other pod.
 """
 
 from __future__ import annotations
 
 import ipaddress
+from collections.abc import Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -19,6 +21,7 @@ from quire_operator.errors import SpecError
 from quire_operator.resources.manifest import Manifest, as_manifest, metadata, pods_of_ranks
 from quire_operator.settings import Settings
 from quire_operator.spec import LLMDeployment
+from quire_operator.spec.schema import Source
 
 _METADATA_NAME = "kubernetes.io/metadata.name"
 # Any pod and any address but the link-local ones and EC2's, where nodes get the credentials of their own
@@ -65,7 +68,7 @@ def build(model: LLMDeployment, settings: Settings) -> Manifest:
                 *_to_prefill(model),
                 *_by_nixl(model, "to"),
                 *_to_collector(model.spec.observability.tracing.endpoint),
-                *([] if model.spec.cache is not None and model.spec.cache.is_shared else _to_source(model)),
+                *_to_sources(model, [*_of_model(model), *_of_adapters(model)]),
             ],
         },
     }
@@ -114,7 +117,7 @@ def build_of_download(model: LLMDeployment, settings: Settings) -> Manifest:
             "podSelector": {"matchLabels": names.fetcher_labels(model.name)},
             "policyTypes": ["Ingress", "Egress"],
             "ingress": [{"from": [{"namespaceSelector": operator}], "ports": [_tcp(names.PORT_HEALTH)]}],
-            "egress": [_DNS, *_to_source(model)],
+            "egress": [_DNS, *_to_sources(model, [model.spec.model.source])],
         },
     }
 
@@ -148,22 +151,45 @@ def _to_collector(endpoint: str) -> list[dict[str, Any]]:
     return [{"to": ANYWHERE, **rule}]
 
 
-def _to_source(model: LLMDeployment) -> list[dict[str, Any]]:
+def _of_model(model: LLMDeployment) -> list[Source]:
+    """The source that each pod downloads its model from; none where a claim has it, or a Job downloads."""
+    cache = model.spec.cache
+    return [] if cache is None or cache.is_shared else [model.spec.model.source]
+
+
+def _of_adapters(model: LLMDeployment) -> list[Source]:
+    """The sources that each pod downloads adapters from."""
+    return [adapter.source for adapter in model.spec.adapters if adapter.source.pvc is None]
+
+
+def ports_of_adapters(model: LLMDeployment) -> list[int]:
+    """The ports that pods may use outside for their adapters; none where they download none."""
+    return _ports(model, _of_adapters(model))
+
+
+def _to_sources(model: LLMDeployment, sources: Sequence[Source]) -> list[dict[str, Any]]:
     """Hubs and object stores have many addresses, so only ports are restricted: HTTPS, and those of private
     endpoints, registries and proxies in the spec. Nodes' own identities are out of reach; that of the pods'
     account is open if the spec asks for it.
     """
-    cache = model.spec.cache
-    if cache is None:
+    if not sources:
         return []
-    source = model.spec.model.source
-    addresses = [source.endpoint, f"https://{source.oci.reference}" if source.oci is not None else ""]
-    addresses += [item.value for item in cache.download.env if item.name.lower().endswith("_proxy")]
-    ports = {443, *(port for address in addresses if (port := _port(address)))}
     return [
-        {"to": ANYWHERE, "ports": [_tcp(port) for port in sorted(ports)]},
+        {"to": ANYWHERE, "ports": [_tcp(port) for port in _ports(model, sources)]},
         *_to_identity(model.spec.security.identity.workload),
     ]
+
+
+def _ports(model: LLMDeployment, sources: Sequence[Source]) -> list[int]:
+    """HTTPS, and the ports of these sources' addresses and of proxies; none without a source."""
+    if not sources:
+        return []
+    cache = model.spec.cache
+    addresses = [source.endpoint for source in sources]
+    addresses += [f"https://{source.oci.reference}" for source in sources if source.oci is not None]
+    if cache is not None:
+        addresses += [item.value for item in cache.download.env if item.name.lower().endswith("_proxy")]
+    return sorted({443, *(port for address in addresses if (port := _port(address)))})
 
 
 def _to_identity(workload: str) -> list[dict[str, Any]]:

@@ -28,12 +28,13 @@ _LIVENESS_GRACE_SECONDS = 10
 @dataclass(frozen=True, kw_only=True)
 class Parts:
     """What all pods of an LLMDeployment have in common. `config_map`: name of the ConfigMap with the server's
-    environment; `model_files`: from the module of that name; `profile`: the AcceleratorProfile that the spec
-    names, if any.
+    environment; `model_files` and `adapters`: from the modules of these names; `profile`: the
+    AcceleratorProfile that the spec names, if any.
     """
 
     config_map: str
     model_files: Mapping[str, Any]
+    adapters: Mapping[str, Any]
     profile: Profile | None
 
 
@@ -42,13 +43,14 @@ def build(
 ) -> Manifest:
     """The pod template. `role`: pods that clients talk to are leaders, also where they have no workers."""
     model_parts, profile = parts.model_files, parts.profile
+    init_containers = [*model_parts["initContainers"], *parts.adapters["initContainers"]]
     annotations = compact({names.ANNOTATION_RESTART_ID: model.spec.rollout.restart_id})
     if model.spec.disruption.protect_while_loading:
         annotations |= names.PROTECT_WHILE_LOADING
     labels = names.child_labels(model.name) | {names.LABEL_ROLE: role}
     if model.spec.sharing is not None:
         labels |= {names.LABEL_POOL: model.spec.sharing.pool}
-    if model_parts["initContainers"]:  # only a download uses the identity
+    if init_containers:  # only downloads use the identity
         labels |= model.identity_labels
     return {
         "metadata": compact({"labels": labels, "annotations": annotations}),
@@ -66,9 +68,9 @@ def build(
             },
             **compact({"imagePullSecrets": [{"name": name} for name in settings.engine_image_pull_secrets]}),
             **placement.build(model, profile),
-            **compact({"initContainers": model_parts["initContainers"]}),
+            **compact({"initContainers": init_containers}),
             "containers": [_container(model, settings, parts, role)],
-            "volumes": [*model_parts["volumes"], *_volumes(model, settings)],
+            "volumes": [*model_parts["volumes"], *_volumes(model, settings), *parts.adapters["volumes"]],
         },
     }
 
@@ -108,7 +110,7 @@ def _container(model: LLMDeployment, settings: Settings, parts: Parts, role: str
             "readOnlyRootFilesystem": True,
             "capabilities": {"drop": ["ALL"]},
         },
-        "volumeMounts": _volume_mounts(model, settings),
+        "volumeMounts": [*_volume_mounts(model, settings), *parts.adapters["volumeMounts"]],
     }
 
 

@@ -41,3 +41,7 @@ def _secrets(part: Any, path: str) -> Iterator[Reference]:
                 yield Reference("Secret", value.name, f"{here}.name")
         elif is_dataclass(value):
             yield from _secrets(value, here)
+        elif isinstance(value, tuple):
+            for index, each in enumerate(value):
+                if is_dataclass(each):
+                    yield from _secrets(each, f"{here}[{index}]")

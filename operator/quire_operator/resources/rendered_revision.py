@@ -2,7 +2,8 @@
 changes.
 
 It holds the pod template and what the pods use, so that an upgrade of the operator does not roll every model.
-The number of replicas and the update strategy are not part of it: they always follow the current spec. Stored
+The number of replicas, the update strategy and the list of adapters are not part of it: they always follow
+the current spec. Stored
 data is validated like foreign input, because a user who may write ControllerRevisions could otherwise have
 the operator apply arbitrary objects with its own rights.
 """
@@ -17,6 +18,7 @@ from typing import Any
 
 from quire_operator import names
 from quire_operator.errors import SpecError
+from quire_operator.resources import adapters, network_policy
 from quire_operator.resources.manifest import Manifest, metadata
 from quire_operator.spec import LLMDeployment, Rollout, Spec, parse
 
@@ -56,7 +58,7 @@ def render_revision(
     model: LLMDeployment, spec: Mapping[str, Any], children: Iterable[Manifest]
 ) -> RenderedRevision:
     """The revision that consists of these children, as far as they belong to it."""
-    parts = tuple(_part(manifest) for manifest in children if manifest["kind"] in REVISIONED_KINDS)
+    parts = tuple(_part(manifest) for manifest in children if _is_revisioned(manifest, model.name))
     content = json.dumps(parts, sort_keys=True, separators=(",", ":")).encode()
     name = f"{model.name}-{hashlib.sha256(content).hexdigest()[:_HASH_LENGTH]}"
     return RenderedRevision(name=name, spec=spec, children=parts)
@@ -91,7 +93,7 @@ def with_revision(children: Iterable[Manifest], revision: RenderedRevision) -> t
     others = [
         (index, child)
         for index, child in enumerate(rendered)
-        if child["kind"] not in REVISIONED_KINDS and child["metadata"]["name"] not in dropped
+        if not _is_revisioned(child, main["metadata"]["name"]) and child["metadata"]["name"] not in dropped
     ]
     one_pod = {**main, "spec": {**main["spec"], "replicas": min(1, main["spec"]["replicas"])}}
     annotations = {names.ANNOTATION_RENDER_REVISION: revision.name}
@@ -120,18 +122,29 @@ def renders_same_pods(model: LLMDeployment, body: Mapping[str, Any], revision: R
         then = parse({**body, "spec": revision.spec})
     except SpecError:
         return False
-    return _pod_relevant(then.spec) == _pod_relevant(model.spec)
+    return _pod_relevant(then) == _pod_relevant(model)
 
 
-def _pod_relevant(spec: Spec) -> Spec:
-    """The spec without the fields for the number of pods, their update strategy, and Gateways."""
+def _is_revisioned(manifest: Manifest, name: str) -> bool:
+    """`name`: of the LLMDeployment. Its list of adapters is followed by pods that run."""
+    is_list = manifest["kind"] == "ConfigMap" and manifest["metadata"]["name"] == names.adapters(name)
+    return manifest["kind"] in REVISIONED_KINDS and not is_list
+
+
+def _pod_relevant(model: LLMDeployment) -> tuple[Spec, object]:
+    """The spec without the fields for the number of pods, their update strategy, and Gateways; of adapters
+    what pods mount and connect to for them.
+    """
+    spec = model.spec
     rollout = Rollout(restart_id=spec.rollout.restart_id)
     networking = replace(spec.networking, http_route=None, inference_pool=None)
     roles = spec.disaggregation
     if roles is not None:
         roles = replace(roles, prefill=replace(roles.prefill, replicas=1, autoscaling=None))
-    return replace(
+    needed = (adapters.mounted(model), network_policy.ports_of_adapters(model))
+    rest = replace(
         spec,
+        adapters=(),
         disaggregation=roles,
         replicas=1,
         suspend=False,
@@ -139,6 +152,7 @@ def _pod_relevant(spec: Spec) -> Spec:
         rollout=rollout,
         networking=networking,
     )
+    return rest, needed
 
 
 def _workloads(children: Iterable[Manifest]) -> dict[str, Manifest]:

@@ -127,6 +127,11 @@ class LLMDeployment:
         return tuple(dict.fromkeys((first, *self.spec.model.aliases)))
 
     @property
+    def follows_adapters(self) -> bool:
+        """Whether the pods have a sidecar that downloads what `adapters` lists, also while that is empty."""
+        return self.spec.engine.max_adapters is not None and not self.spec.engine.adapters_path
+
+    @property
     def service_account_name(self) -> str:
         """The user's ServiceAccount, or the generated one without rights."""
         return self.spec.security.service_account_name or self.name

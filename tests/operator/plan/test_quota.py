@@ -155,3 +155,14 @@ def test_in_place_a_refused_pod_is_tried_again_when_an_old_pod_has_gone() -> Non
     assert annotations(in_place, OLD_POD, OTHER_OLD_POD) != annotations(in_place, OLD_POD)
     of_another_kind = refused(130, "violates PodSecurity", surge=0)
     assert annotations(of_another_kind, OLD_POD, OTHER_OLD_POD) == annotations(of_another_kind, OLD_POD)
+
+
+def test_a_sidecar_s_memory_counts_beside_the_server_s_in_what_a_pod_gives_back() -> None:
+    def container(memory: str, **more: str) -> Body:
+        return {"resources": {"requests": {"memory": memory}}, **more}
+
+    beside = container("1Gi", restartPolicy="Always")
+    old = {"spec": {"containers": [container("2Gi")], "initContainers": [container("2Gi"), beside]}}
+    full = f"{REFUSED}requested: memory=3Gi, used: memory=4Gi, limited: memory=4Gi"
+    assert quota.makes_room(old, full)
+    assert not quota.makes_room({"spec": {"containers": [container("2Gi")]}}, full)

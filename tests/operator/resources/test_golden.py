@@ -26,6 +26,7 @@ BODIES = {
     "idling": specs.IDLING,
     "sharded": specs.SHARDED,
     "sharing": specs.SHARING,
+    "adapted": specs.ADAPTED,
     "embedding": specs.EMBEDDING,
     "grouped": specs.GROUPED,
     "grouped-gpus": specs.GROUPED_ON_GPUS,
