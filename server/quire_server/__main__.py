@@ -1,6 +1,6 @@
 """The command line: `quire-server serve MODEL`, `quire-server import-gguf FILE OUT_DIR`, `quire-server
 detect-watermark`, `quire-server draft-alignment --model DIR --draft DIR TEXT_FILE`, `quire-server fetch`,
-`quire-server quantize`, `quire-server eval-quality`, `quire-server --version`.
+`quire-server fetch-adapters`, `quire-server quantize`, `quire-server eval-quality`, `quire-server --version`.
 
 Selects the command and converts its errors into exit codes. Imports little, because `serve` becomes pid 1.
 """
@@ -21,6 +21,8 @@ from quire_server.termination import Failure, Reason
 _USAGE = """\
 usage: quire-server serve MODEL [flags]            serve a model (quire-server serve --help lists the flags)
        quire-server fetch SOURCE --to DIR          download a model (hf://, s3://, gs://, oci://)
+       quire-server fetch-adapters --list FILE --to DIR
+                                                   keep a directory of LoRA adapters as a list says
        quire-server import-gguf FILE OUT_DIR       convert a GGUF file into a model directory
        quire-server quantize MODEL --scheme SCHEME --calibration FILE --output DIR
                                                    write a smaller model (fp8, int8, awq, gptq)
@@ -47,6 +49,9 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
             # Imported by name: it needs HTTP clients, which pid 1 of a server must not load.
             downloader = importlib.import_module("quire_server.fetch.command")
             return int(downloader.run(arguments, environ))
+        case ["fetch-adapters", *arguments]:
+            sidecar = importlib.import_module("quire_server.fetch.adapter_sidecar")  # no part of a server
+            return int(sidecar.run(arguments, environ))
         case ["import-gguf", file, out_dir]:
             # As above: it needs torch.
             importer = importlib.import_module("quire_server.models.import_gguf")
