@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from functools import partial
 
 from quire_gateway import demand
 from quire_gateway.attempt import AttemptError
@@ -22,6 +23,7 @@ from quire_gateway.routing_table import Place
 from quire_http.exchange import HttpExchange
 
 HOLD_TIMEOUT, HOLD_FULL = "hold_timeout", "hold_queue_full"
+ADAPTER_NOT_READY = "adapter_not_ready"
 _RELEASE_SECONDS = 0.05  # between two looks for room
 _RAMP_SECONDS = 30.0  # after which requests go to replicas as they come
 _LOOK_SECONDS = 1.0  # between two looks whether a request may still wait
@@ -80,15 +82,21 @@ class Activator:
         self._held_bytes = 0
         self.demanded = asyncio.Event()  # set when a model is asked for that was not before
 
-    def is_asleep(self, model: Model) -> bool:
-        """Whether a request has to wait: no replica is there, or others wait already."""
+    def is_asleep(self, model: Model, adapter: str = "") -> bool:
+        """Whether a request has to wait: no replica is there, none has loaded its adapter yet, or others wait
+        already.
+        """
         if not self._may_sleep(model):
             return False
-        return not model.replicas or model.place in self._queues
+        return not model.replicas or model.is_loading(adapter) or model.place in self._queues
 
-    def is_leaving(self, model: Model, failure: AttemptError | None) -> bool:
-        """Whether a request that no replica took may be taken by one that is started."""
-        return self._may_sleep(model) and (failure is None or failure.reason == "draining")
+    def is_leaving(self, model: Model, failure: AttemptError | None, adapter: str = "") -> bool:
+        """Whether a request that no replica took may be taken by one that starts, or loads its adapter."""
+        if not self._may_sleep(model):
+            return False
+        if failure is not None and failure.reason == ADAPTER_NOT_READY:
+            return model.is_loading(adapter)
+        return failure is None or failure.reason == "draining"
 
     def demands(self) -> list[Place]:
         """The models that are asked for now."""
@@ -102,15 +110,20 @@ class Activator:
         return list(self._demanded_at)
 
     async def wait(
-        self, exchange: HttpExchange, model: Model, held: Held, avoided: Collection[str] = ()
+        self,
+        exchange: HttpExchange,
+        model: Model,
+        held: Held,
+        avoided: Collection[str] = (),
+        adapter: str = "",
     ) -> Model:
         """Returns the model when it is the request's turn. Raises HoldError, and what `held.is_open` and
-        `exchange` raise.
+        `exchange` raise. ``avoided``: the replicas that have refused the request because they end.
         """
         self._demand(model.place)
         self._refuse_beyond_limits(model, held)
         turn = asyncio.Event()
-        one = HeldRequest(held.client, turn.set, avoided)
+        one = HeldRequest(held.client, turn.set, partial(self._can_go, model, avoided, adapter))
         queue = self._queues.setdefault(model.place, HoldQueue())
         queue.add(one)
         if model.place not in self._releasing:
@@ -132,6 +145,13 @@ class Activator:
             self._held_bytes -= held.num_bytes
             self._metrics.held(model.name, -1)
             self._metrics.hold_ended(model.name, outcome, self._clock() - begun)
+
+    def _can_go(
+        self, model: Model, avoided: Collection[str], adapter: str, replicas: Collection[str]
+    ) -> bool:
+        """Whether one of the replicas is not avoided, and no adapter has to be waited for."""
+        now = self._replicas.at(model.place) or model
+        return any(uid not in avoided for uid in replicas) and not now.is_loading(adapter)
 
     def _refuse_beyond_limits(self, model: Model, held: Held) -> None:
         if held.until <= self._clock():

@@ -210,6 +210,7 @@ class Attempt:
         self._replica = replica
         self.response_headers = upstream.response_headers
         self._response: aiohttp.ClientResponse | None = None
+        self._whole: bytes | None = None
         self._reading_since: float | None = None
         self._is_late = False
         self._timer: asyncio.TimerHandle | None = None
@@ -280,14 +281,17 @@ class Attempt:
             self._reading_since = None
 
     async def read_whole(self) -> bytes:
-        """All that is left of an answer that is not long. Raises AttemptError."""
+        """All that is left of an answer that is not long, the same each time. Raises AttemptError."""
+        if self._whole is not None:
+            return self._whole
         parts, length = [], 0
         while data := await self.read():
             parts.append(data)
             length += len(data)
             if length > MAX_WHOLE_BYTES:
                 raise self.failed("too_long", f"its answer is longer than {MAX_WHOLE_BYTES} bytes")
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+        self._whole = parts[0] if len(parts) == 1 else b"".join(parts)
+        return self._whole
 
     def _check_idle(self, loop: asyncio.AbstractEventLoop) -> None:
         """Close the connection where the replica is silent: while it is waited for, not while the client

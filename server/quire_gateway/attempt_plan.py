@@ -16,7 +16,8 @@ from quire_gateway.routing.router import Pick, RequestFacts, Router
 
 class AttemptPlan:
     """The attempts of one request at one model. ``avoided``: replicas that are asked last, because they have
-    failed it already. ``kept_by``: the hint of the one that may be asked.
+    failed it already. ``kept_by``: the hint of the one that may be asked. ``adapter``: what it is for, if not
+    for the model itself.
     """
 
     def __init__(
@@ -28,6 +29,7 @@ class AttemptPlan:
         most: int,
         avoided: Sequence[str] = (),
         kept_by: str | None = None,
+        adapter: str = "",
     ) -> None:
         self.tried: list[str] = []
         self._model = model
@@ -37,6 +39,7 @@ class AttemptPlan:
         self._most = most
         self._avoided = avoided
         self._kept_by = kept_by
+        self._adapter = adapter
 
     def next(self, now: float) -> Pick | None:
         """The first replica, or another one after a failure; None: no one more is asked. The one that keeps
@@ -45,13 +48,16 @@ class AttemptPlan:
         if self._kept_by is not None:
             keeper = None if self.tried else self._model.keeper(self._kept_by)
             return None if keeper is None else self._pick([keeper], now)
-        others = self._model.candidates([*self.tried, *self._avoided])
-        return self._pick(others or self._model.candidates(self.tried), now)
+        others = self._candidates(*self._avoided)
+        return self._pick(others or self._candidates(), now)
 
     def hedge(self, now: float) -> Pick | None:
         """Another replica beside one that is slow; None where none is well, or there is no retry left."""
-        others = self._model.candidates([*self.tried, *self._avoided])
+        others = self._candidates(*self._avoided)
         return self._pick([one for one in others if self._is_well(one)], now)
+
+    def _candidates(self, *avoided: str) -> list[Replica]:
+        return self._model.candidates([*self.tried, *avoided], self._adapter)
 
     def _is_well(self, replica: Replica) -> bool:
         return not self._model.outliers.is_ejected(replica.endpoint.uid)

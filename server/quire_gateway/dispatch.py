@@ -63,6 +63,7 @@ class Destination:
     shadow: ShadowTarget | None = None
     hedge_seconds: float | None = None  # after which another replica is asked beside a slow one
     route: str = ""  # the LLMRoute, by its namespace and its name; empty where there is none
+    adapter: str = ""  # of the replicas' model that the served name is; empty: the model itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +75,7 @@ class ShadowTarget:
     timeouts: Timeouts
     percent: int
     max_in_flight: int
+    adapter: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,13 +126,27 @@ class Dispatcher:
 
     def models(self, client: LLMClient | None) -> list[str]:
         """The names that a client may ask for, sorted."""
-        names = {*self._state.table.routes, *(one.name for one in self._replicas.models())}
+        table = self._state.table
+        adapters = (name for name in table.adapters if self._place(name) is not None)
+        names = {*table.routes, *(one.name for one in self._replicas.models()), *adapters}
         return sorted(name for name in names if client is None or client.may_ask(name))
+
+    def parent(self, model: str, client: LLMClient | None) -> str | None:
+        """The model of which a name is a LoRA adapter, where the client may ask for it; None of others."""
+        place = None if model in self._state.table.routes else self._place(model)
+        if place is None or place[1] == model or (client is not None and not client.may_ask(place[1])):
+            return None
+        return place[1]
+
+    def _place(self, model: str) -> Place | None:
+        """The LLMDeployment that has a name which no route has, as its own or an adapter's."""
+        return self._replicas.place(model, self._state.table.adapters.get(model, ()))
 
     def names(self) -> tuple[set[str], set[str]]:
         """Of all models, by whatever name, and of all clients."""
         state, table = self._state, self._state.table
-        models = {*table.routes, *(name for _, name in self._replicas.places() | set(table.served_names))}
+        places = self._replicas.places() | set(table.served_names)
+        models = {*table.routes, *table.adapters, *(name for _, name in places)}
         for route in {one.uid: one for one in table.routes.values()}.values():
             models.update(route.deployments, route.shadows)
         models |= {PREFIX + name for _, name in table.externals}
@@ -155,12 +171,13 @@ class Dispatcher:
             raise self._not_found(call.model, client)
         if (route := table.routes.get(call.model)) is not None:
             return self._by_route(table, route, call, headers, client)
-        place = self._replicas.place(call.model)
+        place = self._place(call.model)
         replicas = None if place is None else self._replicas.at(place)
         if place is None or replicas is None:
             raise self._not_found(call.model, client)
-        name = _served_name(table, place, call.model)
-        return Destination(call.model, replicas, name, replicas.retries, self.timeouts)
+        adapter = _adapter(table, place, call.model)
+        name = adapter or _served_name(table, place, call.model)
+        return Destination(call.model, replicas, name, replicas.retries, self.timeouts, adapter=adapter)
 
     def _not_found(self, model: str, client: LLMClient | None) -> ApiError:
         """OpenAI's answer for a model that is not there, or is not for this client: the two look alike."""
@@ -207,7 +224,7 @@ class Dispatcher:
             return None
         found = self._destination(table, route, asked, Target(rule.shadow.deployment))
         shares = rule.shadow.percent, rule.shadow.max_in_flight
-        return ShadowTarget(found.replicas, found.served_name, found.timeouts, *shares)
+        return ShadowTarget(found.replicas, found.served_name, found.timeouts, *shares, found.adapter)
 
     def _version(self, place: Place) -> str:
         """Changes with each change of an LLMDeployment."""
@@ -223,7 +240,8 @@ class Dispatcher:
             idle=reliability.idle_seconds or self.timeouts.idle,
         )
         place = (route.namespace, target.key)
-        served, charged = _served_name(table, place, target.deployment), route.prices
+        adapter, charged = _adapter(table, place, asked), route.prices
+        served = adapter or _served_name(table, place, target.deployment)
         model: Model | None = self._replicas.at(place)
         if (backend := table.externals.get((route.namespace, target.external))) is not None:
             model = self._externals.of(backend, table.externals.values())
@@ -240,6 +258,7 @@ class Dispatcher:
             hold=route.hold,
             hedge_seconds=reliability.hedge_seconds,
             route=f"{route.namespace}/{route.name}",
+            adapter=adapter,
         )
 
     def _steps(self, table: RoutingTable, route: LLMRoute, asked: str) -> Iterator[Step]:
@@ -344,6 +363,11 @@ def _served_name(table: RoutingTable, place: Place, asked: str) -> str:
     """The name to send: the one that was asked for where the servers answer to it, else their first."""
     names = table.served_names.get(place)
     return asked if names is None or asked in names else names[0]
+
+
+def _adapter(table: RoutingTable, place: Place, asked: str) -> str:
+    """The adapter of an LLMDeployment that a name is; empty where it is none."""
+    return asked if place in table.adapters.get(asked, ()) else ""
 
 
 def _unauthorized(*, is_missing: bool) -> ApiError:

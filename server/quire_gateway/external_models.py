@@ -39,8 +39,8 @@ class ExternalModel(Model):
         self.replicas = {backend.uid: Replica(ExternalEndpoint(backend.uid, "", 0, 0, backend.base_url))}
         self.outliers = OutlierDetection(clock, max_share=1.0)  # others answer while it is left alone
 
-    def candidates(self, tried: Iterable[str]) -> list[Replica]:
-        """None while it is ejected."""
+    def candidates(self, tried: Iterable[str], adapter: str = "") -> list[Replica]:
+        """None while it is ejected. A backend has no adapters."""
         return [
             one
             for uid, one in self.replicas.items()

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HeldRequest:
-    """One request. ``avoided``: the replicas that have refused it because they end. ``release``: called once
-    when it may go on.
+    """One request. ``release``: called once when it may go on. ``can_go``: whether one of these replicas can
+    answer it.
     """
 
     client: str
     release: Callable[[], None]
-    avoided: Collection[str] = ()
+    can_go: Callable[[Collection[str]], bool] = bool
 
 
 class HoldQueue:
@@ -52,7 +52,7 @@ class HoldQueue:
         waiting = len(self._by_client)  # clients in a row that had none to release
         while released < room and waiting:
             client, mine = next(iter(self._by_client.items()))
-            found = next((one for one in mine if any(uid not in one.avoided for uid in replicas)), None)
+            found = next((one for one in mine if one.can_go(replicas)), None)
             self._by_client.move_to_end(client)
             if found is None:
                 waiting -= 1

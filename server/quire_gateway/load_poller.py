@@ -1,4 +1,5 @@
-"""Asks every replica each second for its load, which has the requests of other gateways too.
+"""Asks every replica each second for its load, which has the requests of other gateways too, and for the
+states of its LoRA adapters.
 
 A replica that does not answer in time is asked again a second later; numbers that are old do not count.
 """
@@ -8,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import aiohttp
 import orjson
@@ -39,11 +40,13 @@ class LoadPoller:
     async def _poll(self, session: aiohttp.ClientSession, replica: Replica) -> None:
         try:
             async with session.get(f"{replica.endpoint.health_url}/statusz") as response:
-                total = total_load(await response.read())
+                text = await response.read()
         except (aiohttp.ClientError, TimeoutError):
             return
-        if total is not None:
+        if (total := total_load(text)) is not None:
             replica.polled(total, self._clock())
+        if (states := adapter_states(text)) is not None:
+            replica.polled_adapters(states, self._clock())
 
 
 def total_load(text: bytes) -> int | None:
@@ -53,5 +56,13 @@ def total_load(text: bytes) -> int | None:
         if status["sampleAge"] > STALE_SECONDS:
             return None
         return max(0, int(status["queued"]) + int(status["running"]))
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def adapter_states(text: bytes) -> Mapping[str, str] | None:
+    """The states of the adapters of a replica by their names, by its /statusz; None where it does not say."""
+    try:
+        return {str(one["name"]): str(one["state"]) for one in orjson.loads(text)["adapters"]}
     except (ValueError, KeyError, TypeError):
         return None

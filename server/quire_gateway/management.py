@@ -49,12 +49,12 @@ class Management:
         """Answer which models this client may ask for. Raises ApiError."""
         path = exchange.scope["path"]
         if path == PREFIX:
-            cards = [self._card(name) for name in self._dispatcher.models(client)]
+            cards = [self._card(name, client) for name in self._dispatcher.models(client)]
             await exchange.json({"object": "list", "data": cards})
         elif path.startswith(f"{PREFIX}/"):
             name = unquote(path.removeprefix(f"{PREFIX}/"))
             self._dispatcher.require(name, client)
-            await exchange.json(self._card(name))
+            await exchange.json(self._card(name, client))
         else:
             raise not_found(path)
 
@@ -66,8 +66,10 @@ class Management:
         """The first kind that was not listed yet."""
         return next((f"No {one.kind.plural}" for one in self._informers if not one.has_listed), "")
 
-    def _card(self, name: str) -> dict[str, object]:
-        return {"id": name, "object": "model", "created": self._created, "owned_by": "quire"}
+    def _card(self, name: str, client: LLMClient | None) -> dict[str, object]:
+        card = {"id": name, "object": "model", "created": self._created, "owned_by": "quire"}
+        parent = self._dispatcher.parent(name, client)
+        return card if parent is None else {**card, "parent": parent}
 
 
 def not_found(path: str) -> ApiError:

@@ -21,7 +21,7 @@ import orjson
 from yarl import URL
 
 from quire_gateway.accounting import Account
-from quire_gateway.activator import HOLD_FULL, Activator, Held, HoldError
+from quire_gateway.activator import ADAPTER_NOT_READY, HOLD_FULL, Activator, Held, HoldError
 from quire_gateway.attempt import MAX_WHOLE_BYTES, Attempt, AttemptError, Upstream, UpstreamRequest
 from quire_gateway.attempt_plan import AttemptPlan
 from quire_gateway.dispatch import Destination, Step, kill_switch_refusal
@@ -77,6 +77,7 @@ _RATE_LIMIT_HEADERS = "x-ratelimit-"
 _EVENTS = "text/event-stream"
 _MAX_USAGE_BYTES = 512
 _RETRY_AFTER_SECONDS = 1
+_ADAPTER_RETRY_AFTER_SECONDS = 5
 _NOT_KEPT = "the replica that kept this response is gone; send the whole conversation as input"
 
 
@@ -105,6 +106,17 @@ class _NotKeptError(AttemptError):
 
     def __init__(self) -> None:
         super().__init__("not_kept", _NOT_KEPT)
+
+
+class _NoAdapterError(AttemptError):
+    """No replica has the LoRA adapter that the request is for."""
+
+    def __init__(self, adapter: str) -> None:
+        message = (
+            f"The adapter {adapter!r} is not ready on any replica of its model; ask again later. "
+            "Its LLMDeployment's status.adapters says why."
+        )
+        super().__init__(ADAPTER_NOT_READY, message)
 
 
 class _SwitchedOffError(AttemptError):
@@ -221,20 +233,21 @@ class Relay:
             while True:
                 if (unasked := _unasked(destination.replicas, request, before)) is not None:
                     return unasked  # no pod is started for what it cannot answer
-                if avoided or self._activator.is_asleep(destination.replicas):
+                model, adapter = destination.replicas, destination.adapter
+                if avoided or self._activator.is_asleep(model, adapter):
                     begun = self._clock()
                     try:
-                        model = await self._activator.wait(exchange, destination.replicas, held, avoided)
+                        model = await self._activator.wait(exchange, model, held, avoided, adapter)
                     finally:
                         account.held_seconds += self._clock() - begun
                     # A pod that has just started is slow, and others wait for it.
                     destination = replace(destination, replicas=model, hedge_seconds=None)
                 unanswered = await self._ask(exchange, destination, request, facts, account, before)
-                if unanswered is None or not self._activator.is_leaving(
-                    destination.replicas, unanswered.failure
-                ):
+                if unanswered is None or not self._activator.is_leaving(model, unanswered.failure, adapter):
                     return unanswered
                 before, avoided = unanswered, unanswered.tried
+                if isinstance(unanswered.failure, _NoAdapterError):
+                    avoided = ()  # they will have it
         except (HoldError, _SwitchedOffError) as error:
             return _Unanswered(error, () if before is None else before.tried)
 
@@ -256,18 +269,19 @@ class Relay:
         is_external = isinstance(model, ExternalModel)
         if (unasked := _unasked(model, request, before)) is not None:
             return unasked
-        original = request
+        original = request = _for_adapter(request, destination)
         resumption = Resumption() if request.is_resumable and not is_external else None
         avoided = () if before is None else before.tried
-        plan = AttemptPlan(
-            model, router, facts, destination.retries, destination.attempts, avoided, request.kept_by
-        )
+        limits = destination.retries, destination.attempts
+        kept_by, adapter = request.kept_by, destination.adapter
+        plan = AttemptPlan(model, router, facts, *limits, avoided, kept_by, adapter)
 
         async def start(choice: Pick, reason: str) -> _Answer:
             async with AsyncExitStack() as stack:
                 attempt = self._attempt_at(destination, choice, reason, account)
                 await stack.enter_async_context(attempt)
                 response = await self._response(exchange, attempt, request, account)
+                await self._check_adapter(adapter, choice.replica, attempt, response)
                 return _Answer(choice, attempt, response, stack.pop_all())
 
         def hedge() -> Coroutine[Any, Any, _Answer] | None:
@@ -294,7 +308,7 @@ class Relay:
         if account.has_begun and failure is not None:
             await _break_off(exchange, failure, account)
             return None
-        last = before.failure if failure is None and before is not None else failure
+        last = _last_failure(failure, before, adapter if model.replicas else "")
         return _Unanswered(last, (*avoided, *plan.tried))
 
     async def relay_kept(
@@ -359,6 +373,17 @@ class Relay:
             raise _Refusal(reason, response, _kept(attempt, response, exchange), body)
         return response
 
+    async def _check_adapter(
+        self, adapter: str, replica: Replica, attempt: Attempt, response: aiohttp.ClientResponse
+    ) -> None:
+        """Raise AttemptError where a replica that was asked for an adapter does not have it."""
+        length = response.content_length
+        if not adapter or response.status != 404 or length is None or length > MAX_WHOLE_BYTES:
+            return
+        if _code_of(await attempt.read_whole()) == "model_not_found":
+            replica.lacks_adapter(adapter, self._clock())
+            raise _NoAdapterError(adapter)
+
     async def _pass_on(
         self,
         exchange: HttpExchange,
@@ -408,6 +433,20 @@ def _unasked(model: Model, request: UpstreamRequest, before: _Unanswered | None)
     if request.kept_by is not None and model.keeper(request.kept_by) is None:
         return _Unanswered(_NotKeptError(), ())
     return None
+
+
+def _for_adapter(request: UpstreamRequest, destination: Destination) -> UpstreamRequest:
+    """What is sent for an adapter: signed so that no replica without it answers by the model itself."""
+    return replace(request, asked_model="") if destination.adapter else request
+
+
+def _last_failure(
+    failure: AttemptError | None, before: _Unanswered | None, adapter: str
+) -> AttemptError | None:
+    """Why no replica answered. ``adapter``: which the replicas that there are would have to have."""
+    if failure is None and adapter:
+        return _NoAdapterError(adapter)
+    return before.failure if failure is None and before is not None else failure
 
 
 async def _break_off(exchange: HttpExchange, failure: AttemptError, account: Account) -> None:
@@ -647,6 +686,8 @@ def _refusal_of(failure: AttemptError) -> ApiError | None:
         return ApiError(400, str(failure), code="api_not_supported")
     if isinstance(failure, _NotKeptError):
         return bad_field("previous_response_id", str(failure), code="previous_response_not_found")
+    if isinstance(failure, _NoAdapterError):
+        return overloaded(failure.reason, str(failure), _ADAPTER_RETRY_AFTER_SECONDS)
     if failure.reason == "rate_limited":
         return overloaded("rate_limited", "The backend that answers has no room.", _RETRY_AFTER_SECONDS)
     return None

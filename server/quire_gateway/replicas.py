@@ -12,7 +12,7 @@ from typing import Any
 
 from quire_gateway.llm_route import DEFAULT_STRATEGY, Strategy
 from quire_gateway.outlier_detection import OutlierDetection
-from quire_gateway.replica import Endpoint, Replica
+from quire_gateway.replica import AdapterState, Endpoint, Replica
 from quire_gateway.retry_budget import RetryBudget
 from quire_gateway.routing.router import Router
 
@@ -34,6 +34,7 @@ class Model:
         self.place = namespace, name
         self.name = name
         self.audience = f"{namespace}/{name}"  # of what is signed for its replicas
+        self._clock = clock
         self._new_router = new_router
         self._routers: OrderedDict[Strategy, Router] = OrderedDict()
         self.replicas: dict[str, Replica] = {}
@@ -67,12 +68,24 @@ class Model:
         for router in self._routers.values():
             router.learn(uid, digests)
 
-    def candidates(self, tried: Iterable[str]) -> list[Replica]:
+    def candidates(self, tried: Iterable[str], adapter: str = "") -> list[Replica]:
         """The replicas that a request may go to, those left out that it has tried. Where all others are
-        ejected one of them is better than none.
+        ejected one of them is better than none. ``adapter``: they have it, or where none has, they do not
+        say that they lack it.
         """
         others = [one for uid, one in self.replicas.items() if uid not in tried]
+        if adapter:
+            states = [(one.adapter(adapter, self._clock()), one) for one in others]
+            others = [one for state, one in states if state is AdapterState.READY]
+            others = others or [one for state, one in states if state is AdapterState.UNKNOWN]
         return [one for one in others if self.outliers.takes_requests(one.endpoint.uid)] or others
+
+    def is_loading(self, adapter: str) -> bool:
+        """Whether no replica can be asked for an adapter, and one will have it."""
+        states = {one.adapter(adapter, self._clock()) for one in self.replicas.values() if adapter}
+        return AdapterState.LOADING in states and states.isdisjoint(
+            (AdapterState.READY, AdapterState.UNKNOWN)
+        )
 
     def keeper(self, hint: str) -> Replica | None:
         """The replica with this hint."""
@@ -106,9 +119,16 @@ class ReplicaTable:
         """An LLMDeployment that has none, and may not exist."""
         return Model(*place, self._clock, self._new_router)
 
-    def place(self, name: str) -> tuple[str, str] | None:
-        """The namespace and the name of the LLMDeployment that is served under this name."""
-        places = ((namespace, name) for namespace in self._namespaces)
+    def place(self, name: str, owners: Sequence[tuple[str, str]] = ()) -> tuple[str, str] | None:
+        """The namespace and the name of the LLMDeployment that is served under this name. ``owners``: those
+        that have an adapter of this name. That of the first namespace is served; in a namespace the
+        LLMDeployment of this name, then the first of the owners.
+        """
+        places = (
+            place
+            for namespace in self._namespaces
+            for place in ((namespace, name), *(one for one in owners if one[0] == namespace))
+        )
         return next((place for place in places if place in self._models), None)
 
     def places(self) -> set[tuple[str, str]]:

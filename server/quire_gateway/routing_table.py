@@ -7,6 +7,7 @@ in every gateway.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,6 +30,8 @@ class RoutingTable:
     has_clients: bool = False
     externals: Mapping[Place, LLMExternalBackend] = field(default_factory=dict)
     served_names: Mapping[Place, tuple[str, ...]] = field(default_factory=dict)  # of LLMDeployments
+    #: By the name of a LoRA adapter the LLMDeployments that have it, the oldest first.
+    adapters: Mapping[str, tuple[Place, ...]] = field(default_factory=dict)
     rejected: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
 
@@ -40,13 +43,14 @@ def resolve(
 ) -> RoutingTable:
     """The table of all objects."""
     rejected: dict[str, tuple[str, str]] = {}
-    bodies = list(clients)
+    bodies, models = list(clients), list(deployments)
     return RoutingTable(
         routes=_routes(routes, rejected),
         clients=_clients(bodies, rejected),
         has_clients=bool(bodies),
         externals=_externals(externals, rejected),
-        served_names={place_of(body): _served_names(body) for body in deployments},
+        served_names={place_of(body): _served_names(body) for body in models},
+        adapters=_adapters(models),
         rejected=rejected,
     )
 
@@ -105,6 +109,18 @@ def _served_names(body: Body) -> tuple[str, ...]:
     """The names that an LLMDeployment's servers answer to."""
     model = (body.get("spec") or {}).get("model") or {}
     return (model.get("servedName") or place_of(body)[1], *(model.get("aliases") or ()))
+
+
+def _adapters(bodies: Iterable[Body]) -> dict[str, tuple[Place, ...]]:
+    """By name. An LLMDeployment's own names are of its model."""
+    found: dict[str, list[Place]] = defaultdict(list)
+    for body in sorted(bodies, key=_age):
+        place = place_of(body)
+        listed = (body.get("spec") or {}).get("adapters") or ()
+        names = dict.fromkeys(str(one.get("name")) for one in listed)
+        for name in names.keys() - {place[1], *_served_names(body)}:
+            found[name].append(place)
+    return {name: tuple(places) for name, places in found.items()}
 
 
 def _name(one: LLMRoute | LLMClient) -> str:

@@ -112,7 +112,8 @@ class ShadowTraffic:
 def _replica(target: ShadowTarget, facts: RequestFacts) -> Replica | None:
     """The one that gets the copy; none that is left alone because it fails."""
     model = target.replicas
-    well = [one for one in model.replicas.values() if not model.outliers.is_ejected(one.endpoint.uid)]
+    others = model.candidates((), target.adapter)
+    well = [one for one in others if not model.outliers.is_ejected(one.endpoint.uid)]
     choice = model.router().pick(facts, well, asyncio.get_running_loop().time())
     return None if choice is None else choice.replica
 
@@ -124,5 +125,6 @@ def _copy(target: ShadowTarget, request: UpstreamRequest, model: str) -> Upstrea
         headers={name: request.headers[name] for name in _HEADERS if name in request.headers},
         body=with_model(request.body, model, target.served_name),
         identity=replace(request.identity, highest_priority=LOWEST_PRIORITY),
+        asked_model="" if target.adapter else request.asked_model,
         is_resumable=False,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,8 +13,9 @@ import pytest
 from e2e.api import gateway_kinds
 from e2e.api.specs import CRD, DISAGGREGATED, MINIMAL, ROOT, Body, merged, minimal
 from quire_gateway import demand, llm_client, llm_external_backend, llm_route, relay, replicas
-from quire_gateway.load_poller import total_load
+from quire_gateway.load_poller import adapter_states, total_load
 from quire_gateway.openai import calls
+from quire_gateway.replica import AdapterState, Endpoint, Replica
 from quire_gateway.routing.by_load import RoundRobin
 from quire_gateway.routing_table import resolve
 from quire_gateway.settings import Settings
@@ -24,7 +26,7 @@ from quire_operator.resources import scaling_behavior
 from quire_operator.settings import Settings as OperatorSettings
 from quire_operator.status import sharing as status_of_sharing
 from quire_server.api import pooling_routes, routes
-from quire_server.health import decision
+from quire_server.health import decision, engine_report
 from quire_server.health.decision import ProbeResult, Verdict
 from quire_server.metrics.requests import REFUSALS
 
@@ -69,6 +71,19 @@ def test_the_load_in_a_servers_status_is_read() -> None:
     sample = decision._NO_HEARTBEAT._replace(written_at=now, queued=3, running=4)
     assert total_load(json.dumps(decision.statusz(sample, VERDICT, now, "1")).encode()) == 7
     assert total_load(json.dumps(decision.statusz(sample, VERDICT, now + 60, "1")).encode()) is None
+
+
+def test_the_adapters_in_a_servers_status_are_read(tmp_path: Path) -> None:
+    common = {"is_loading": False, "reason": "", "digest": "d", "rank": 4, "size": 9}
+    states = [{"name": "a", "is_ready": True, **common}, {"name": "b", "is_ready": False, **common}]
+    engine_report.write_adapters(tmp_path, states)
+    text = json.dumps({"adapters": engine_report.read_adapters(tmp_path)}).encode()
+    found = adapter_states(text)
+    assert found == {"a": "Ready", "b": "Failed"}
+    replica = Replica(Endpoint("u", "10.0.0.1", 8000, 8001))
+    replica.polled_adapters(found, 0.0)
+    expected = {"a": AdapterState.READY, "b": AdapterState.FAILED, "c": AdapterState.LOADING}
+    assert {name: replica.adapter(name, 0.0) for name in expected} == expected
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,9 @@ class Waiting:
 
     def add(self, name, avoided=()):
         """``name``: the client, and a number."""
-        self.held[name] = HeldRequest(name[0], lambda: self.released.append(name), avoided)
+        self.held[name] = HeldRequest(
+            name[0], lambda: self.released.append(name), lambda replicas: not set(replicas) <= {*avoided}
+        )
         self.queue.add(self.held[name])
 
 

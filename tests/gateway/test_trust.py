@@ -6,9 +6,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
 from tests.gateway.conftest import slice_of
-from tests.gateway.kube_stub import NAMESPACE
+from tests.gateway.kube_stub import NAMESPACE, endpoint_slice, llm_object
 from tests.gateway.launch import Gateway
-from tests.server import tiny_model
+from tests.server import adapter_files, tiny_model
 from tests.server.launch import Server
 
 CHAT = "/v1/chat/completions"
@@ -29,12 +29,17 @@ def private_key(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def engine(private_key, tmp_path_factory):
-    """A replica of the LLMDeployment `tiny`, whose clients call the model `served`."""
+    """A replica of the LLMDeployment `tiny`, whose clients call the model `served`, with one adapter."""
     model = tiny_model.write(tmp_path_factory.mktemp("models") / "tiny")
+    adapters = tmp_path_factory.mktemp("adapters")
+    adapter_files.write(adapters / "sales", model)
     keys = ("--gateway-keys-dir", str(private_key.parent / "public"))
     flags = ("--served-model-name", "served", *keys, "--gateway-audience", f"{NAMESPACE}/tiny")
-    with Server(model, tmp_path_factory.mktemp("engine"), *flags, "--canary-interval-seconds", "1") as engine:
-        yield engine.wait_ready()
+    flags += ("--max-adapters", "1", "--adapters-dir", str(adapters), "--canary-interval-seconds", "1")
+    with Server(model, tmp_path_factory.mktemp("engine"), *flags) as engine:
+        engine.wait_ready()
+        engine.wait("it has the adapter", lambda: "Ready" in str(engine.statusz()["adapters"]))
+        yield engine
 
 
 def test_only_the_gateway_gets_answers_and_probes_and_metrics_need_no_token(engine):
@@ -59,6 +64,18 @@ def test_a_model_is_asked_for_by_its_deployment_s_name_whatever_the_engine_calls
     assert answer.status_code == 200, answer.text
     assert answer.json()["usage"]["completion_tokens"] > 0
     assert gateway.post(CHAT, {**BODY, "model": "served"}).status_code == 404, "the gateway's names count"
+
+
+def test_a_replica_that_lacks_an_adapter_does_not_answer_by_its_model(start, kube, engine, private_key):
+    adapters = [{"name": "sales"}, {"name": "support"}]
+    spec = {"model": {"servedName": "served"}, "adapters": adapters}
+    kube.put(llm_object("LLMDeployment", "tiny", spec))
+    mute = endpoint_slice("tiny-one", {"one": "127.0.0.1"}, port=engine.port, health_port=engine.port)
+    gateway = start(mute, SIGNING_KEY_FILE=private_key)
+    answer = gateway.post(CHAT, {**BODY, "model": "sales"})
+    assert (answer.status_code, answer.json()["model"]) == (200, "sales")
+    answer = gateway.post(CHAT, {**BODY, "model": "support"})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "adapter_not_ready")
 
 
 def test_a_replica_that_refuses_the_gateway_is_the_gateway_s_problem_and_no_client_s(start, engine):
