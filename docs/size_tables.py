@@ -62,6 +62,12 @@ accelerators of each, and advises against ranks that share layers and are on sev
 [prefill and decode pods](disaggregation.md#on-gpus) exchange KV blocks: the output has how many tokens fit,
 and `--host-memory` is checked without it. Each role is sized by a call of its own.
 
+`--max-adapters 8 --max-adapter-rank 32` are [LoRA adapters](adapters.md): each has a place on the accelerator
+with room for the highest rank of every matrix, which is no room for the cache. The host keeps all that are
+loaded in a quarter of what its memory has left: with `--host-memory` the output says how many of that rank
+fit there at most; adapters of lower ranks or fewer matrices take less. The 64 MiB in which
+[responses](responses.md#what-is-kept) are kept count as memory of the host, too.
+
 `--profile` takes memory and bandwidth from the cluster's AcceleratorProfile of that name. Without a
 cluster, or without such a profile in it, they come from [the shipped profiles](placement.md); the output
 says which was used. The numbers are the same as in the condition `FitsAccelerator`. Several profiles
@@ -87,10 +93,10 @@ device plugin has to (time-slicing or MPS), and it was not run on a GPU. Models 
 `kubectl-quire` is part of the Python package (`pip install .` in a clone); it needs no cluster and none of
 the package's extras.
 
-Weights and KV cache are exact: tests compare the parameters of every served family with those that
-transformers counts, and the bytes per token with the server's own. The working memory is an estimate that
-was not measured on a GPU; the server measures it when it starts, and uses that. Scales of quantised weights
-(0.1 to 0.5 bits for each weight) are not counted.
+Weights, KV cache and places for adapters are exact: tests compare the parameters of every served family with
+those that transformers counts, and the bytes per token and per place with the server's own. The working
+memory is an estimate that was not measured on a GPU; the server measures it when it starts, and uses that.
+Scales of quantised weights (0.1 to 0.5 bits for each weight) are not counted.
 
 ## KV cache and weights
 

@@ -84,6 +84,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--max-num-seqs", type=int, default=DEFAULT_BATCH, help="requests at once (default %(default)s)"
     )
+    parser.add_argument(
+        "--max-adapters", type=int, default=0, help="LoRA adapters on the accelerator at once (default 0)"
+    )
+    parser.add_argument(
+        "--max-adapter-rank", type=int, default=16, help="the highest rank of one (default 16)"
+    )
     parser.add_argument("--weight-bits", type=float, default=16, help="16, 8 or 4 (default 16)")
     parser.add_argument("--kv-bits", type=int, choices=(32, 16, 8), default=16, help="(default 16)")
     parser.add_argument("--gpu-memory-utilization", type=float, default=0.9, help="(default 0.9)")
@@ -150,14 +156,16 @@ def run(arguments: argparse.Namespace) -> int:
         key=lambda sized: sized.order,
     )
     for one in candidates:
-        whole = one.accelerator.memory + serving.staging
+        whole = one.accelerator.memory + serving.host_taken
         host = whole if arguments.host_memory is None else arguments.host_memory
         notes += memory.advice(serving, one.accelerator, host_memory=host)
+    if arguments.host_memory is not None:
+        notes += memory.adapter_advice(model, serving, host_memory=arguments.host_memory)
     notes = list(dict.fromkeys(notes))
     if arguments.output == "json":
         text = json.dumps(_document(model, found, notes), indent=2)
     elif len(found) == 1:
-        text = _text(model, found[0], serving, notes)
+        text = _text(model, found[0], serving, notes, arguments.host_memory)
     else:
         text = _comparison(model, found, serving, notes)
     sys.stdout.write(f"{text}\n")
@@ -176,6 +184,9 @@ def _serving(arguments: argparse.Namespace) -> Serving:
         nodes=arguments.nodes,
         staging=arguments.staging_memory,
         pools=arguments.task == "Embed",
+        max_adapters=arguments.max_adapters,
+        max_adapter_rank=arguments.max_adapter_rank,
+        adapter_bits=32 if arguments.kv_bits == 32 else 16,
     )
 
 
@@ -268,10 +279,12 @@ def _read(path: Path) -> dict[str, object]:
     return document
 
 
-def _text(model: ModelShape, sized: Sized, serving: Serving, notes: Sequence[str]) -> str:
+def _text(
+    model: ModelShape, sized: Sized, serving: Serving, notes: Sequence[str], host_memory: int | None
+) -> str:
     accelerator, budget = sized.candidate.accelerator, sized.budget
     length = serving.max_model_len or model.longest
-    room = max(0, budget.usable - budget.weights - budget.workspace)
+    room = max(0, budget.usable - budget.weights - budget.adapters - budget.workspace)
     share = f"{serving.utilization:.0%} of {_gb(accelerator.memory).strip()}"
     lines = [
         _head(model, serving),
@@ -279,6 +292,7 @@ def _text(model: ModelShape, sized: Sized, serving: Serving, notes: Sequence[str
         f"  usable            {_gb(budget.usable)}  {share}",
         f"  weights           {_gb(budget.weights)}",
         f"  working memory    {_gb(budget.workspace)}  estimated; the server measures its own",
+        *_adapters(model, budget, serving, host_memory),
         *_cache(budget, serving, room, length),
         *_staging(model, serving),
         "",
@@ -303,6 +317,18 @@ def _cache(budget: Budget, serving: Serving, room: int, length: int) -> list[str
         f"  left for KV       {_gb(room)}  {tokens}",
         f"  asked for         {_gb(budget.kv_wanted)}  {serving.max_num_seqs} requests of {length:,} tokens",
     ]
+
+
+def _adapters(model: ModelShape, budget: Budget, serving: Serving, host_memory: int | None) -> list[str]:
+    """The places for LoRA adapters, and how many the host has room for."""
+    if not serving.max_adapters:
+        return []
+    rank = serving.max_adapter_rank
+    lines = [f"  adapters          {_gb(budget.adapters)}  {serving.max_adapters} places for rank {rank}"]
+    if host_memory is not None:
+        fitting = memory.host_adapters(model, serving, host_memory)
+        lines.append(f"  adapters on host  {fitting:8,}     at most, of rank {rank} for every matrix")
+    return lines
 
 
 def _staging(model: ModelShape, serving: Serving) -> list[str]:
@@ -360,7 +386,7 @@ def _verdict(serving: Serving, budget: Budget, length: int) -> str:
         )
     if budget.longest:
         return f"Does not fit: one request of {length:,} tokens. Lower maxModelLen to {budget.longest:,}."
-    lacking = budget.weights + budget.workspace - budget.usable
+    lacking = budget.weights + budget.adapters + budget.workspace - budget.usable
     return (
         f"Does not fit: {_gb(lacking).strip()} are lacking before the first token. Take fewer bits, more or "
         "larger accelerators."

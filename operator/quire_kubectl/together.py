@@ -19,13 +19,16 @@ def text(
     notes: Sequence[str],
 ) -> str:
     """`verdicts`: by the name of the profile, empty for a memory that was given."""
-    rows: list[Sequence[str]] = [
-        ("MODEL", "WEIGHTS", "WORKING", "KV, ONE REQUEST", f"KV, {serving.max_num_seqs}")
-    ]
-    rows += [
-        (name, *(_gb(count) for count in (need.weights, need.workspace, need.request, need.requests)))
-        for name, need in needs.items()
-    ]
+    heads = {"WEIGHTS": [need.weights for need in needs.values()]}
+    if serving.max_adapters:
+        heads["ADAPTERS"] = [need.adapters for need in needs.values()]
+    heads |= {
+        "WORKING": [need.workspace for need in needs.values()],
+        "KV, ONE REQUEST": [need.request for need in needs.values()],
+        f"KV, {serving.max_num_seqs}": [need.requests for need in needs.values()],
+    }
+    rows: list[Sequence[str]] = [("MODEL", *heads)]
+    rows += [(name, *map(_gb, counts)) for name, *counts in zip(needs, *heads.values(), strict=True)]
     lines = [*columns(rows), ""]
     for name, accelerator, verdict in verdicts:
         lines += [

@@ -18,6 +18,9 @@ from quire_sizing.stages import check_pipeline, stages
 _CUDA = 600 << 20  # memory of a GPU that a process uses before its first tensor
 _EXCHANGE = 512 << 20  # buffers through which NCCL exchanges with the other ranks
 _FEW, _MANY = 0.85, 0.90  # share of an accelerator's memory
+#: Bytes of the host in which the server keeps responses of /v1/responses.
+RESPONSES = 64 << 20
+_MAX_HOST_ADAPTERS, _HOST_SHARE = 256, 4  # adapters on the host, in a quarter of what is left there
 _SCALE = 4  # bytes, of a key or a value that is kept in numbers of 8 bits
 
 
@@ -50,11 +53,19 @@ class Serving:
     pipeline: int = 1
     nodes: int = 1
     pools: bool = False  # it embeds texts: there are neither a KV cache nor logits
+    max_adapters: int = 0  # LoRA adapters on the accelerator at once
+    max_adapter_rank: int = 16
+    adapter_bits: int = 16  # of each number of an adapter: as the model computes
 
     @property
     def ranks(self) -> int:
         """All of them, each with an accelerator."""
         return self.tensor * self.pipeline
+
+    @property
+    def host_taken(self) -> int:
+        """Bytes of the host that are for neither weights nor adapters."""
+        return self.staging + (0 if self.pools else RESPONSES)
 
     @property
     def ranks_per_node(self) -> int:
@@ -96,6 +107,7 @@ class Budget:
     longest: int  # context that fits for a single sequence; 0 = none
     concurrency: int  # sequences of the requested length that fit at once
     stages: tuple[StageBudget, ...] = ()  # empty where there is one
+    adapters: int = 0  # places for LoRA adapters
 
 
 def weight_bytes(parameters: int, bits: float = 16) -> int:
@@ -107,6 +119,18 @@ def kv_bytes_per_token(model: ModelShape, bits: int = 16, tensor: int = 1, layer
     """Keys and values of one token in so many layers (None: all), on one of ``tensor`` ranks."""
     row = model.head_size * bits // 8 + (_SCALE if bits == 8 else 0)
     return 2 * (layers or model.num_layers) * rank_kv_heads(model, tensor) * row
+
+
+def adapter_bytes(model: ModelShape, serving: Serving) -> int:
+    """Of a LoRA adapter of the highest rank for every matrix, as of each place on the accelerator."""
+    return model.adapted_size * serving.max_adapter_rank * serving.adapter_bits // 8
+
+
+def host_adapters(model: ModelShape, serving: Serving, host_memory: int) -> int:
+    """How many such adapters the host has room for, at most: the server counts its processes, too."""
+    left = max(0, host_memory - serving.host_weights - serving.host_taken) // _HOST_SHARE
+    each = adapter_bytes(model, serving)
+    return min(_MAX_HOST_ADAPTERS, left // each) if each else 0
 
 
 def exchanges(num_layers: int) -> int:
@@ -168,7 +192,7 @@ def stage_budgets(model: ModelShape, accelerator: Accelerator, serving: Serving)
         weights = weight_bytes(stage.parameters, serving.weight_bits)
         weights = max(0, weights - serving.host_weights // serving.ranks)
         needed = workspace(model, serving, samples=index in (0, len(divided) - 1))
-        room = max(0, usable - weights - needed)
+        room = max(0, usable - weights - needed - serving.max_adapters * adapter_bytes(model, serving))
         if serving.kv_memory is not None:
             room = min(room, serving.kv_memory // serving.ranks)
         found.append(
@@ -208,6 +232,7 @@ def budget(model: ModelShape, accelerator: Accelerator, serving: Serving) -> Bud
         longest=min(fitting, model.longest),
         concurrency=concurrency,
         stages=found if len(found) > 1 else (),
+        adapters=serving.max_adapters * adapter_bytes(model, serving),
     )
 
 
@@ -236,16 +261,17 @@ class Need:
     workspace: int  # estimated
     request: int
     requests: int
+    adapters: int = 0
 
     @property
     def least(self) -> int:
         """With one request."""
-        return self.weights + self.workspace + self.request
+        return self.weights + self.adapters + self.workspace + self.request
 
     @property
     def most(self) -> int:
         """With all requests."""
-        return self.weights + self.workspace + self.requests
+        return self.weights + self.adapters + self.workspace + self.requests
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -268,6 +294,7 @@ def need(model: ModelShape, serving: Serving) -> Need:
         workspace=workspace(model, serving),
         request=longest,
         requests=longest * serving.max_num_seqs,
+        adapters=serving.max_adapters * adapter_bytes(model, serving),
     )
 
 
@@ -311,12 +338,24 @@ def advice(serving: Serving, accelerator: Accelerator, *, host_memory: int) -> t
             f"With {serving.max_num_seqs} requests at once some of {serving.pipeline} stages are always "
             "idle, since a request is in one of them at a time. Raise maxNumSeqs or take fewer stages."
         )
-    if host_memory - serving.staging < accelerator.memory:
+    if host_memory - serving.host_taken < accelerator.memory:
         found.append(
-            "The memory of the container, without what stages KV blocks, is below that of its accelerator: "
-            "weights pass through it while they are loaded. Raise resources.memory."
+            "The memory of the container, without what stages KV blocks and keeps responses, is below that "
+            "of its accelerator: weights pass through it while they are loaded. Raise resources.memory."
         )
     return tuple(found)
+
+
+def adapter_advice(model: ModelShape, serving: Serving, *, host_memory: int) -> tuple[str, ...]:
+    """The same of LoRA adapters, which are kept on the host."""
+    fitting = host_adapters(model, serving, host_memory)
+    if fitting >= serving.max_adapters or not model.adapted_size:  # of which an earlier operator kept nothing
+        return ()
+    return (
+        f"The host has room for {fitting} adapters of rank {serving.max_adapter_rank} for every matrix, in a "
+        f"quarter of its memory, and the accelerator for {serving.max_adapters}. Raise resources.memory, or "
+        "lower maxAdapterRank.",
+    )
 
 
 def staged_tokens(model: ModelShape, serving: Serving) -> int:
@@ -340,6 +379,13 @@ def _check(model: ModelShape, serving: Serving) -> None:
             f"{serving.ranks} accelerators cannot be spread over {serving.nodes} nodes; give a number that "
             "divides tensor times pipeline."
         )
+    if serving.max_adapters and (serving.ranks > 1 or serving.pools):
+        raise SizingError(
+            "Adapters are served with text of a model on one accelerator: leave out max-adapters, or size it "
+            "without tensor, pipeline and Embed."
+        )
+    if not (serving.max_adapters >= 0 and serving.max_adapter_rank > 0):
+        raise SizingError("max-adapters has to be 0 or more, and max-adapter-rank 1 or more.")
     if serving.max_num_seqs < 1:
         raise SizingError(f"maxNumSeqs is {serving.max_num_seqs}; give 1 or more.")
     if not 0 < serving.utilization <= 1:

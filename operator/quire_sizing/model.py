@@ -16,6 +16,7 @@ _BIASED = {"qwen2"}  # families whose QKV biases are not in config.json
 _HEAD_NORMS = {"qwen3", "qwen3_moe", "gemma3_text"}
 _FOUR_NORMS = {"gemma2", "gemma3_text"}  # before and after attention and MLP
 _TIED = {"gemma", "gemma2", "gemma3_text"}  # transformers' default where config.json has none
+_FUSED = {"phi3"}  # queries, keys and values are one matrix, and gate and up another one
 _ENCODERS = {"bert", "roberta", "xlm-roberta"}
 _VOCAB_PADDED_TO = 16  # of each rank, for the server's CPU kernels
 _MOST = 1 << 40
@@ -40,6 +41,7 @@ class ModelShape:
     kv_parameters: int = 0  # of the projections to keys and values
     vocab_parameters: int = 0  # of the embedding and the head
     whole_parameters: int = 0  # that are not divided: norms, routers, biases after a sum
+    adapted_size: int = 0  # inputs and outputs of the matrices that LoRA adapters may have, added up
 
 
 def tensor_sizes(model: ModelShape) -> tuple[int, ...]:
@@ -129,7 +131,21 @@ def from_config(config: Mapping[str, Any]) -> ModelShape:
         kv_parameters=layers * keys_values,
         vocab_parameters=vocab_parameters,
         whole_parameters=layers * whole + feed_forward.whole + hidden,
+        adapted_size=_adapted_size(
+            config, layers, feed_forward.num_dense, heads * head_size, 2 * kv_heads * head_size
+        ),
     )
+
+
+def _adapted_size(
+    config: Mapping[str, Any], layers: int, num_dense: int, queries: int, keys_values: int
+) -> int:
+    """What a LoRA adapter of rank 1 for every matrix has numbers for. Experts have none."""
+    hidden, width = _whole(config, "hidden_size"), _whole(config, "intermediate_size")
+    is_fused = config.get("model_type") in _FUSED
+    attention = (1 if is_fused else 3) * hidden + queries + keys_values + queries + hidden
+    feed_forward = (1 if is_fused else 2) * hidden + 2 * width + width + hidden
+    return layers * attention + num_dense * feed_forward
 
 
 def _encoder(config: Mapping[str, Any], hidden: int, layers: int, heads: int, vocab: int) -> ModelShape:
@@ -161,6 +177,7 @@ class _FeedForward:
     whole: int
     intermediate_size: int
     num_experts: int
+    num_dense: int  # layers that are not sparse
 
 
 def _feed_forward(config: Mapping[str, Any], hidden: int, layers: int) -> _FeedForward:
@@ -171,7 +188,7 @@ def _feed_forward(config: Mapping[str, Any], hidden: int, layers: int) -> _FeedF
         dense, bias = dense + 2 * width + hidden, hidden
     key = next((key for key in ("num_local_experts", "num_experts") if config.get(key)), "")
     if not key:
-        return _FeedForward(layers * dense, layers * bias, width, 0)
+        return _FeedForward(layers * dense, layers * bias, width, 0, layers)
     experts = _whole(config, key)
     inner = _whole(config, "moe_intermediate_size", width)
     router = hidden * experts
@@ -184,6 +201,7 @@ def _feed_forward(config: Mapping[str, Any], hidden: int, layers: int) -> _FeedF
         num_sparse * router + num_dense * bias,
         width if num_dense else 0,
         experts,
+        num_dense,
     )
 
 

@@ -12,19 +12,7 @@ from e2e import models
 from quire_kubectl.__main__ import main
 from quire_sizing.accelerators import SHEETS
 from tests.operator.status.test_accelerator_fit import LLAMA_2_13B, asked, computed, message
-from tests.sizing.test_sizing import MINILM
-
-LLAMA_8B = {
-    "model_type": "llama",
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "vocab_size": 128256,
-    "max_position_embeddings": 131072,
-    "tie_word_embeddings": False,
-}
+from tests.sizing.test_sizing import LLAMA_8B, MINILM
 
 
 @pytest.fixture
@@ -55,6 +43,26 @@ def test_a_model_that_embeds_texts_is_reported_without_a_kv_cache(
     out = capsys.readouterr().out
     assert "Fits: all 64 requests, each with 512 tokens." in out
     assert "KV" not in out and "One stream" not in out and "Note" not in out
+
+
+def test_adapters_take_memory_of_the_accelerator_and_of_the_host(
+    llama: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    card = ["size", llama, "--memory", "24GB", "--max-model-len", "8192", "--max-num-seqs", "4"]
+    adapters = ["--max-adapters", "8", "--max-adapter-rank", "64"]
+    assert main([*card, *adapters, "--host-memory", "64Gi"]) == 0
+    out = capsys.readouterr().out
+    assert "adapters               2.7 GB  8 places for rank 64" in out
+    assert "adapters on host        51     at most, of rank 64 for every matrix" in out
+    assert "Fits: 1 requests of 8,192" in out and "Note" not in out
+    assert main([*card, *adapters, "--host-memory", "24500MB"]) == 0
+    assert "Note" not in capsys.readouterr().out
+    assert main([*card, *adapters, "--host-memory", "10GB"]) == 0
+    assert "The host has room for 7 adapters of rank 64" in capsys.readouterr().out
+    assert main([*card, "--together", *adapters]) == 0
+    together = capsys.readouterr().out
+    assert "ADAPTERS" in together and "2.7 GB" in together
+    assert main([*card]) == 0 and "adapters" not in capsys.readouterr().out
 
 
 def test_memory_that_stages_blocks_is_shown_in_tokens_and_is_no_room_for_weights(

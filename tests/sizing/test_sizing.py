@@ -9,12 +9,15 @@ import pytest
 import torch
 
 from e2e import models
+from quire_server.api import response_store
 from quire_server.core import topology
 from quire_server.core.topology import Topology
+from quire_server.engine import adapter_registry
 from quire_server.health import model_config
 from quire_server.layers.linear import Linear
 from quire_server.models import registry, sharding
 from quire_server.runner import kv_cache
+from quire_server.runner.adapters import Adapters
 from quire_sizing import memory
 from quire_sizing.errors import SizingError
 from quire_sizing.memory import Accelerator, Serving, Verdict
@@ -24,6 +27,17 @@ from tests.server.models import families
 from tests.server.models.variants import VARIANTS
 
 GB = 10**9
+LLAMA_8B = {
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "max_position_embeddings": 131072,
+    "tie_word_embeddings": False,
+}
 
 
 def shape(parameters: float, layers: int, kv_heads: int, longest: int = 131072) -> ModelShape:
@@ -54,6 +68,54 @@ def test_every_family_has_as_many_parameters_as_transformers_counts_and_the_serv
     config = registry.parse(document, ())
     for bits, stored in ((32, torch.float32), (16, torch.bfloat16), (8, torch.int8)):
         assert 16 * memory.kv_bytes_per_token(model, bits) == kv_cache.block_bytes(config, 16, stored)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_places_for_adapters_of_every_family_are_as_large_as_the_servers(
+    variant: str, tmp_path: Path
+) -> None:
+    families.make(tmp_path, variant)
+    document = json.loads((tmp_path / "config.json").read_text())
+    model, config = from_config(document), registry.parse(document, ())
+    skeleton = registry.build(
+        config, max_len=1, dtype=torch.bfloat16, device=torch.device("meta"), linear=Linear
+    )
+    for dtype, bits in ((torch.bfloat16, 16), (torch.float32, 32)):
+        places = Adapters(skeleton, 3, 8, dtype, torch.device("meta"))
+        serving = Serving(max_adapters=3, max_adapter_rank=8, adapter_bits=bits)
+        assert memory.adapter_bytes(model, serving) == places.slot_bytes
+        held = [one for linear in places._linears for one in (linear._a, linear._b)]
+        assert 3 * memory.adapter_bytes(model, serving) == sum(one.nbytes for one in held)
+
+
+def test_places_for_adapters_are_no_room_for_the_cache_and_the_host_has_a_quarter_for_the_rest() -> None:
+    model = from_config(LLAMA_8B)
+    plain, serving = Serving(max_model_len=8192), Serving(max_model_len=8192, max_adapters=8)
+    accelerator = Accelerator(memory=80 * GB)
+    each = memory.adapter_bytes(model, serving)
+    assert each == 16 * 2 * 32 * (2 * (4096 + 4096) + 2 * (4096 + 1024) + 3 * (4096 + 14336))
+    with_places, without = (memory.budget(model, accelerator, one) for one in (serving, plain))
+    assert with_places.adapters == 8 * each and without.adapters == 0
+    (stage,), (other,) = (memory.stage_budgets(model, accelerator, one) for one in (serving, plain))
+    assert other.room - stage.room == 8 * each
+    assert memory.need(model, serving).least - memory.need(model, plain).least == 8 * each
+
+    host = memory.RESPONSES + 4 * 10 * each
+    assert memory.host_adapters(model, serving, host) == 10
+    assert memory.host_adapters(model, serving, host - 4) == 9
+    assert memory.adapter_advice(model, serving, host_memory=host) == ()
+    (hint,) = memory.adapter_advice(model, serving, host_memory=host // 2)
+    assert "room for 4 adapters of rank 16" in hint and "resources.memory" in hint
+    assert memory.host_adapters(model, serving, 1 << 50) == adapter_registry.MAX_ADAPTERS
+
+
+def test_kept_responses_are_no_room_for_weights_on_their_way() -> None:
+    assert response_store.MAX_BYTES == memory.RESPONSES
+    serving, accelerator = Serving(max_model_len=4096), Accelerator(memory=80 * GB)
+    assert not memory.advice(serving, accelerator, host_memory=80 * GB + memory.RESPONSES)
+    (hint,) = memory.advice(serving, accelerator, host_memory=80 * GB + memory.RESPONSES - 1)
+    assert "keeps responses" in hint
+    assert not memory.advice(replace(serving, pools=True), accelerator, host_memory=80 * GB)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -308,6 +370,10 @@ def test_nodes_change_nothing_of_what_an_accelerator_holds() -> None:
         (Serving(max_model_len=1 << 30), "maxModelLen"),
         (Serving(max_num_seqs=0), "maxNumSeqs"),
         (Serving(utilization=1.5), "gpu-memory-utilization"),
+        (Serving(max_adapters=1, pools=True), "leave out max-adapters"),
+        (Serving(max_adapters=1, pipeline=2), "leave out max-adapters"),
+        (Serving(max_adapters=-1), "max-adapters has to be 0 or more"),
+        (Serving(max_adapters=1, max_adapter_rank=0), "max-adapter-rank 1 or more"),
     ],
 )
 def test_a_limit_that_is_none_is_refused_by_name(asked: Serving, named: str) -> None:

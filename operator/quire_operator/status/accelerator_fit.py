@@ -108,7 +108,10 @@ def _of_role(
         budget = memory.budget(shape, accelerator, serving)
     except SizingError as error:
         return "Unknown", "NotSized", " ".join([str(error), *hints])
-    hints = (*hints, *_staging_hint(serving, shape))
+    tier = model.spec.engine.kv_cache.host_offload
+    beside = host - (quantity.whole_bytes(tier) if tier else 0)
+    adapters = memory.adapter_advice(shape, serving, host_memory=beside)
+    hints = (*hints, *_staging_hint(serving, shape), *adapters)
     numbers = _numbers(budget, serving, shape, accelerator)
     if budget.verdict is Verdict.FITS:
         return "True", "Fits", " ".join([f"{numbers}.", *hints])
@@ -148,6 +151,9 @@ def _serving(model: LLMDeployment, shape: ModelShape | None, status: Mapping[str
         nodes=model.spec.parallelism.nodes,
         staging=0 if roles is None else quantity.whole_bytes(roles.staging_memory),
         pools=model.spec.task == "Embed",
+        max_adapters=engine.max_adapters or 0,
+        max_adapter_rank=engine.max_adapter_rank or Serving.max_adapter_rank,
+        adapter_bits=computed,
     )
 
 
@@ -157,9 +163,10 @@ def _numbers(budget: Budget, serving: Serving, shape: ModelShape, accelerator: A
     most = f"{budget.concurrency} requests of {length:,} tokens fit at once"
     longest = f"one of {budget.longest:,} tokens fits alone" if budget.longest else "no request fits"
     wanted = f"{_gb(budget.kv_wanted)} for {serving.max_num_seqs} requests of {length:,} tokens"
+    places = f"{serving.max_adapters} places for adapters {_gb(budget.adapters)}, " if budget.adapters else ""
     return (
-        f"weights {_gb(budget.weights)}, KV cache {wanted}, about {_gb(budget.workspace)} to work with, of "
-        f"{_gb(budget.usable)} "
+        f"weights {_gb(budget.weights)}, {places}KV cache {wanted}, about {_gb(budget.workspace)} to work "
+        f"with, of {_gb(budget.usable)} "
         f"({serving.utilization:.0%} of {_gb(accelerator.memory)}); {most}, {longest}"
     )
 

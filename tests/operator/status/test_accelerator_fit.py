@@ -107,6 +107,19 @@ def test_the_message_warns_of_likely_misconfigurations(body: Body, words: str) -
     assert words not in message(computed(asked(maxModelLen=4096)))
 
 
+def test_places_for_adapters_and_their_room_on_the_host_are_counted() -> None:
+    few = computed(asked(maxModelLen=4096, maxNumSeqs=8, maxAdapters=4, maxAdapterRank=64))
+    assert condition(few, "FitsAccelerator") == ("True", "Fits")
+    assert "weights 26.0 GB, 4 places for adapters 2.0 GB, KV cache" in message(few)
+    assert "The host has room" not in message(few)
+    many = computed(asked(memory="96Gi", maxModelLen=4096, maxNumSeqs=8, maxAdapters=64, maxAdapterRank=64))
+    assert condition(many, "FitsAccelerator") == ("False", "FitsFewer")
+    assert "The host has room for 51 adapters of rank 64" in message(many)
+    tier = {"hostOffload": "40Gi"}
+    tiered = asked(maxModelLen=4096, maxNumSeqs=8, maxAdapters=64, maxAdapterRank=64, kvCache=tier)
+    assert "The host has room for 29 adapters of rank 64" in message(computed(tiered))
+
+
 def test_sizes_that_an_earlier_version_stored_are_still_used() -> None:
     before = computed(asked(maxModelLen=4096))
     sizes = before["model"]["sizes"]
