@@ -78,6 +78,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--nodes", type=int, default=1, help="over which all of them are spread, equally many (default 1)"
     )
     parser.add_argument("--bandwidth", type=size, default=0, help="of --memory, such as 3.35TB/s")
+    _add_limits(parser)
+    parser.add_argument("-o", "--output", choices=("text", "json"), default="text")
+
+
+def _add_limits(parser: argparse.ArgumentParser) -> None:
+    """What is asked of the model, and how its numbers are stored."""
     parser.add_argument(
         "--max-model-len", type=int, help="prompt and answer (default: the model's own limit)"
     )
@@ -100,7 +106,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=0,
         help="of it for KV blocks on their way, of a role of disaggregation (default 0)",
     )
-    parser.add_argument("-o", "--output", choices=("text", "json"), default="text")
 
 
 def size(text: str) -> int:
