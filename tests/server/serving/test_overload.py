@@ -176,17 +176,21 @@ def is_stopped(pid):
 
 
 @pytest.mark.parametrize("is_busy", [False, True])
-def test_answers_that_can_never_fit_the_kv_cache_together_are_a_400(narrow, is_busy):
-    with busy(narrow, "bob") if is_busy else contextlib.nullcontext():
-        refused = complete(narrow, "alice", [7] * 900, n=2)
+def test_answers_that_can_never_fit_the_kv_cache_together_are_a_400(wide, is_busy):
+    with busy(wide, "bob") if is_busy else contextlib.nullcontext():
+        refused = complete(wide, "alice", [7] * 1424, n=16)
     error = refused.json()["error"]
     assert (refused.status_code, error["code"]) == (400, "context_length_exceeded")
     assert error["param"] == "n"
     assert (
-        "1800 tokens" in error["message"] and "holds 1600" in error["message"] and "n=1" in error["message"]
+        "1664 tokens" in error["message"] and "holds 1600" in error["message"] and "n=12" in error["message"]
     )
-    many = complete(narrow, "alice", [[7] * 900, [7] * 800])
+    many = complete(wide, "alice", [[7] * 900, [7] * 800])
     assert (many.status_code, many.json()["error"]["param"]) == (400, "prompt")
+
+
+def test_two_answers_to_a_prompt_of_more_than_half_of_the_kv_cache_are_given(narrow):
+    assert len(complete(narrow, "alice", [7] * 900, n=2).json()["choices"]) == 2
 
 
 @pytest.mark.deep
