@@ -65,6 +65,7 @@ def details(document: Document, look: Look = PLAIN) -> str:
         ("pool", _pool(_mapping(status.get("sharing")))),
         ("model", _model(model)),
         *_progress(model, look),
+        ("adapters", _adapters(status)),
         ("context", _context(engine)),
         ("arithmetic", _arithmetic(engine)),
         ("engine", f"{text(engine.get('version'))} {text(engine.get('image'))}".strip()),
@@ -203,6 +204,18 @@ def _progress(model: Document, look: Look) -> list[tuple[str, str]]:
     return [("model", bar(loaded / total, max(1, min(_BAR, room)))), ("", numbers)]
 
 
+def _adapters(status: Document) -> str:
+    """How many adapters are ready, and the state of each other one."""
+    listed = [_mapping(entry) for entry in status.get("adapters") or ()]
+    others = [
+        f"{text(one.get('name'))} {text(one.get('state'))} {text(one.get('progress'))}".rstrip()
+        for one in listed
+        if one.get("state") != "Ready"
+    ]
+    ready = f"{len(listed) - len(others)} of {len(listed)} ready" if listed else ""
+    return f"{ready}: {', '.join(others)}" if others else ready
+
+
 def _context(engine: Document) -> str:
     """Tokens of a request, and how many were wanted where these are more."""
     length, wanted = _number(engine.get("maxModelLen")), _number(engine.get("wantedModelLen"))
@@ -247,6 +260,7 @@ def _troubles(status: Document) -> Iterator[tuple[str, str, str]]:
             "TransfersAuthenticated": "False",
             "ContextReduced": "True",
             "TransferDegraded": "True",
+            "AdaptersReady": "False",
         }
         if condition.get("status") == bad.get(str(condition.get("type"))):
             kind, reason, message = (text(condition.get(key)) for key in ("type", "reason", "message"))

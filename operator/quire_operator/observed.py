@@ -269,6 +269,11 @@ def may_scale_to_zero(body: Body) -> bool:
     return scaling.get("minReplicas") == 0 or "idle" in scaling or bool(spec.get("sharing"))
 
 
+def has_adapters(body: Body) -> bool:
+    """Whether the LLMDeployment names LoRA adapters, which come and go in pods that are ready."""
+    return bool((body.get("spec") or {}).get("adapters"))
+
+
 def seconds_since(timestamp: str, now: datetime) -> float:
     """Seconds from a timestamp of the API server to `now`; 0 for an invalid one."""
     try:

@@ -1,6 +1,6 @@
 """Polls the pods: GET /statusz of those that are not ready every two seconds, and of ready ones once, and
 less often while their autoscaler is about to scale down, where they stop for lack of requests, read from
-prefill pods, or lead a group.
+prefill pods, have adapters, or lead a group.
 
 All requests are concurrent with short deadlines. Responses are untrusted input: bounded in size and time
 here, validated in `reports`. Only pods that belong to an LLMDeployment by the uids of their owners are asked:
@@ -24,6 +24,7 @@ from quire_operator.observed import (
     controller_uid,
     find_workload,
     group_index,
+    has_adapters,
     is_about_to_scale_down,
     is_owned,
     may_scale_to_zero,
@@ -70,6 +71,8 @@ class Poller:
         # By uid: the version that was read, and the LLMDeployment that it is about to scale down.
         self._autoscalers: dict[str, tuple[int, Key | None]] = {}
         self._models: dict[str, tuple[int, Key | None]] = {}  # likewise, and the one that scales to zero
+        self._adapters: dict[str, tuple[int, Key | None]] = {}  # likewise, and the one that has adapters
+        self._adapted: set[Key] = set()
         self._counted: set[Key] = set()  # whose requests decide which pod goes first, or that all go
         self._rounds = 0
         self._was_loading: set[str] = set()  # uids: polled once more after they become ready
@@ -96,7 +99,8 @@ class Poller:
             cached = self._cluster.cache
             self._counted = _refresh(self._autoscalers, cached, kinds.HPA.kind, is_about_to_scale_down)
             self._counted |= _refresh(self._models, cached, names.KIND, may_scale_to_zero)
-            always = self._counted | self._disaggregated()
+            self._adapted = _refresh(self._adapters, cached, names.KIND, has_adapters)
+            always = self._counted | self._adapted | self._disaggregated()
         due = [
             (uid, pod)
             for uid, pod in self._pods.items()
@@ -155,6 +159,8 @@ class Poller:
         if pod.owner in always or uid not in self._asked:
             return True
         sample = self._cluster.samples.get(uid)
+        if pod.owner in self._adapted and sample is not None and reports.has_unsettled_adapters(sample):
+            return True
         return uid in self._was_loading and (
             sample is None or sample.phase != "serving" or bool(sample.reason)
         )
@@ -165,12 +171,19 @@ class Poller:
             sample = await fetch(session, pod.address, self._port)
         if sample is not None and pod.ready and pod.leads_group:
             sample = self._of_group(uid, pod, sample)
+        elif sample is not None and pod.ready and self._is_for_adapters_alone(pod):
+            # How many requests there are differs in each answer, and changes no status.
+            sample = replace(sample, requests=None, seconds_since_request=None)
         sample = self._with_quiet(uid, sample)
         if sample is None:
             return
         before, self._cluster.samples[uid] = self._cluster.samples.get(uid), sample
         if before is None or sample != before or sample.asked_at - before.asked_at > reports.STALE_SECONDS:
             self._changed(pod.owner)
+
+    def _is_for_adapters_alone(self, pod: _PolledPod) -> bool:
+        """Whether a ready pod is asked for the sake of its adapters, and its requests decide nothing."""
+        return pod.owner in self._adapted and pod.owner not in self._counted
 
     def _of_group(self, uid: str, pod: _PolledPod, sample: Sample) -> Sample:
         """What a leader says while it serves, with the rank that is slow in place of the numbers of all: they

@@ -14,14 +14,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from typing import Any
 
+from quire_operator.spec.schema import ADAPTER_NAME
 from quire_sizing.errors import SizingError
 from quire_sizing.model import ModelShape, from_config
 
 STALE_SECONDS = 30.0  # after which an answer says nothing of the present; pods are asked every ten
-MAX_STATUSZ_BYTES = 48 * 1024  # a leader lists the ranks of all nodes
+MAX_STATUSZ_BYTES = 256 * 1024  # a leader lists the ranks of all nodes, and any pod its adapters
 MAX_GOLDEN_CHARS = 64 * 1024  # as many as a server reads
 MAX_TERMINATION_CHARS = 4096  # the kubelet's own limit
 MAX_MESSAGE_CHARS = 512
+MAX_NAME_CHARS = 253
 MAX_BYTES = 1 << 50
 MAX_REQUESTS = 1_000_000
 MAX_SECONDS = 30 * 86_400.0
@@ -35,6 +37,7 @@ MAX_TOKEN_ID = 1 << 31
 MAX_GOLDEN_TOKENS = 16  # entries of a ConfigMap
 MAX_PROCESSES = 40  # of a pod: 32 ranks, and what is beside them
 MAX_RANK = 999
+MAX_ADAPTERS = 256  # as many as a server loads
 MAX_STEPS = 1 << 63
 
 FETCHING = frozenset({"resolving", "waiting", "downloading", "verifying", "done"})
@@ -47,6 +50,8 @@ _POD = re.compile(r"[a-z0-9.-]{1,253}")
 _REVISION = re.compile(r"[0-9A-Za-z:]{1,80}")
 _FILE = re.compile(r"[0-9A-Za-z._-]{1,255}")
 _VERSION = re.compile(r"[0-9A-Za-z.+-]{1,64}")
+_ADAPTER = re.compile(ADAPTER_NAME)
+_ADAPTER_STATES = frozenset({"Fetching", "Loading", "Ready", "Failed"})
 _FORMAT = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}(, [a-z0-9]{1,8})?")
 _PROCESS = re.compile(r"api|engine|health|supervisor|rank [0-9]{1,3}")
 _NOT_PRINTABLE = re.compile(r"[^\x20-\x7e\xa0-\ud7ff\ue000-\ufffd]+")
@@ -97,6 +102,18 @@ class RankReport:
 
 
 @dataclass(frozen=True, kw_only=True)
+class AdapterReport:
+    """A LoRA adapter in a pod. `state`: Fetching, Loading, Ready or Failed; `message`: why it failed."""
+
+    name: str
+    state: str
+    message: str = ""
+    loaded_bytes: int = 0
+    total_bytes: int = 0
+    revision: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Sample:
     """One valid answer of /statusz."""
 
@@ -118,6 +135,7 @@ class Sample:
     silent: tuple[str, ...] = ()  # processes that do not run, and ranks that take no part in a step
     ranks: tuple[RankReport, ...] = ()  # where several share the model
     slow_rank: int | None = None  # of a group that serves, from several answers
+    adapters: tuple[AdapterReport, ...] = ()
     transfer_degraded: bool = False  # it computed the last prompt itself that a prefill pod should have
 
 
@@ -185,8 +203,14 @@ def parse_statusz(raw: bytes) -> Sample | None:
         canary=_canary(document.get("canary")),
         silent=_silent(document.get("silent")),
         ranks=_ranks(document.get("ranks")),
+        adapters=_adapters(document.get("adapters")),
         transfer_degraded=document.get("transferDegraded") is True,
     )
+
+
+def has_unsettled_adapters(sample: Sample) -> bool:
+    """Whether an adapter is on its way."""
+    return any(report.state in ("Fetching", "Loading") for report in sample.adapters)
 
 
 def parse_golden_tokens(text: object) -> tuple[GoldenTokens, ...]:
@@ -237,6 +261,29 @@ def _ranks(said: object) -> tuple[RankReport, ...]:
             )
         )
     return tuple(found)
+
+
+def _adapters(said: object) -> tuple[AdapterReport, ...]:
+    """The valid entries, the first of each name."""
+    found: dict[str, AdapterReport] = {}
+    for entry in said[:MAX_ADAPTERS] if isinstance(said, list) else ():
+        name, state = (entry.get("name"), entry.get("state")) if isinstance(entry, dict) else (None, None)
+        if not isinstance(name, str) or not isinstance(state, str):
+            continue
+        if state not in _ADAPTER_STATES or len(name) > MAX_NAME_CHARS or not _ADAPTER.fullmatch(name):
+            continue
+        total = _whole(entry.get("total_bytes"), MAX_BYTES) or 0
+        revision = entry.get("revision")
+        report = AdapterReport(
+            name=name,
+            state=state,
+            message=printable(entry.get("reason")),
+            loaded_bytes=min(_whole(entry.get("bytes"), MAX_BYTES) or 0, total),
+            total_bytes=total,
+            revision=revision if isinstance(revision, str) and _REVISION.fullmatch(revision) else "",
+        )
+        found.setdefault(name, report)
+    return tuple(found.values())
 
 
 def _host(said: object) -> str:

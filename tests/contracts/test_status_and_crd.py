@@ -5,6 +5,7 @@ The API server drops what the schema does not know, without a word: a misspelt k
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import fields, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -22,6 +23,7 @@ from quire_operator.reports import (
     MAX_CONTEXT,
     MAX_MESSAGE_CHARS,
     MAX_PARAMETERS,
+    AdapterReport,
     Effective,
     RankReport,
     Sample,
@@ -35,6 +37,18 @@ BODY = specs.merged(specs.MINIMAL, {"metadata": {"uid": "u", "generation": 3}})
 SCALED = spec.parse(specs.merged(BODY, {"spec": {"autoscaling": {"maxReplicas": 4}}}))
 ROLES = spec.parse(specs.merged(BODY, {"spec": {"disaggregation": {"prefill": {}}}}))
 SHARED = spec.parse(specs.merged(BODY, {"spec": {"sharing": {"pool": "p" * 63}}}))
+_HUB = {"huggingFace": {"repo": "example/lora"}}
+ADAPTED = spec.parse(
+    specs.merged(
+        BODY,
+        {
+            "spec": {
+                "engine": {"maxAdapters": 2},
+                "adapters": [{"name": f"{index:0253}", "source": _HUB} for index in range(2)],
+            }
+        },
+    )
+)
 DOWNLOADED = spec.parse(specs.merged(specs.DOWNLOADED[0], {"metadata": {"name": "minimal", "uid": "u"}}))
 STATUS_SCHEMA = specs.SCHEMA["properties"]["status"]
 
@@ -77,6 +91,13 @@ def scaled() -> Observed:
     }
     hpa = {"kind": "HorizontalPodAutoscaler", "metadata": {"name": "minimal"}, "status": hpa_status}
     return replace(observed(pods.ready()), children={Ref("HorizontalPodAutoscaler", "minimal"): hpa})
+
+
+def adapters() -> Iterator[AdapterReport]:
+    """With texts as long as they get."""
+    said: dict[str, Any] = {"revision": "r" * 80, "loaded_bytes": 1, "total_bytes": MAX_BYTES}
+    for index, state in enumerate(("Failed", "Fetching")):
+        yield AdapterReport(name=f"{index:0253}", state=state, message="x" * MAX_MESSAGE_CHARS, **said)
 
 
 def statuses() -> dict[str, status.Status]:
@@ -124,6 +145,11 @@ def statuses() -> dict[str, status.Status]:
             turn=status.TurnState(
                 pool="p" * 63, state="Waiting", awake="a" * 253, turn_at=NOW, swap_seconds=86_400.4
             ),
+        ),
+        "with adapters": status.compute_status(
+            ADAPTED,
+            observed(pods.ready(), samples=(Sample(phase="serving", adapters=tuple(adapters())),)),
+            now=NOW,
         ),
         "with roles": status.compute_status(ROLES, observed(pods.ready()), now=NOW),
         "invalid": status.compute_refused_status(

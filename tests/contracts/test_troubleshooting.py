@@ -14,6 +14,7 @@ from quire_operator.status.reasons import REASONS
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
 CONDITIONS = {"Degraded", "Stalled", "Scheduled", "FitsAccelerator", "ScalingActive", "ActivatorReady"} | {
+    "AdaptersReady",
     "ContextReduced",
     "DrainFitsNotice",
     "TransferDegraded",

@@ -241,3 +241,22 @@ def test_prefill_pods_are_counted_beside_the_others_and_degraded_transfers_are_e
 def test_whose_turn_it_is_on_a_shared_accelerator_is_shown(sharing: dict[str, Any], shown: str) -> None:
     assert f"  pool          {shown}" in view.details(loading(sharing=sharing))
     assert "pool" not in view.details(loading())
+
+
+def test_adapters_that_are_not_ready_are_named_and_a_broken_one_is_explained() -> None:
+    failed = {
+        "type": "AdaptersReady",
+        "status": "False",
+        "reason": "AdapterFailed",
+        "message": "An adapter cannot be downloaded.",
+    }
+    adapters = [
+        {"name": "a", "state": "Ready"},
+        {"name": "b", "state": "Fetching", "progress": "45%"},
+        {"name": "c", "state": "Failed"},
+    ]
+    shown = view.details(loading(phase="Serving", adapters=adapters, conditions=[failed]))
+
+    assert re.search(r"adapters +1 of 3 ready: b Fetching 45%, c Failed", shown)
+    assert "AdapterFailed: An adapter cannot" in shown
+    assert "adapters" not in view.details(loading(phase="Serving"))

@@ -145,3 +145,31 @@ async def test_a_pod_that_cannot_be_reached_has_no_answer(address: str) -> None:
     """Pods that are not ready yet refuse connections all the time, so nothing is logged."""
     async with aiohttp.ClientSession() as session:
         assert await poller.fetch(session, address, free_port()) is None
+
+
+async def test_ready_pods_with_adapters_are_asked_often_while_one_is_on_its_way_and_then_now_and_then() -> (
+    None
+):
+    llm = owned(names.KIND, "llm") | {"spec": {"adapters": [{"name": "a"}]}}
+    llm["metadata"]["resourceVersion"] = "2"
+    changed: list[Key] = []
+
+    def said(state: str, running: int) -> dict[str, Any]:
+        return {**SERVING, "running": running, "queued": 0, "adapters": [{"name": "a", "state": state}]}
+
+    with statusz_server(said("Ready", 0)) as server:
+        async with connected(FakeApi()) as connection, aiohttp.ClientSession() as session:
+            cluster = cluster_with(connection, llm, pod(server.ip, pods.ready()))
+            poller = Poller(cluster, changed.append, port=HEALTH_PORT)
+            for number in range(3 * ROUNDS_PER_LOAD):
+                server.answer = said("Ready", number)
+                await poller.poll(session)
+            assert server.asked == 4 and len(changed) == 2, (
+                "once it is known, the number of requests is no news"
+            )
+            server.answer = said("Fetching", 0)
+            for _ in range(3 * ROUNDS_PER_LOAD):
+                await poller.poll(session)
+            assert server.asked == 4 + 2 * ROUNDS_PER_LOAD + 1
+
+    assert len(changed) == 3 and cluster.samples["p1"].adapters[0].state == "Fetching"

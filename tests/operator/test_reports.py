@@ -246,3 +246,62 @@ def test_of_golden_tokens_the_valid_ones_and_the_first_of_each_fingerprint_are_r
         ((1, 2, 3), "m-0"),
         ((4,), "m-1"),
     ]
+
+
+def test_adapters_are_read_as_a_server_lists_them() -> None:
+    said = {
+        "name": "a.1",
+        "state": "Fetching",
+        "reason": "",
+        "bytes": 1,
+        "total_bytes": 2,
+        "revision": "9216db57",
+    }
+    sample = parse_statusz(statusz(adapters=[said]))
+
+    assert sample is not None
+    assert sample.adapters == (
+        reports.AdapterReport(
+            name="a.1", state="Fetching", loaded_bytes=1, total_bytes=2, revision="9216db57"
+        ),
+    )
+
+
+def test_of_hostile_adapters_only_what_can_be_shown_is_read() -> None:
+    hostile = [
+        {"name": "../x", "state": "Ready"},
+        {"name": "x" * 254, "state": "Ready"},
+        {"name": "a", "state": "Serving"},
+        {"name": "a", "state": ["Ready"]},
+        {"name": ["a"], "state": "Ready"},
+        "a",
+        {
+            "name": "a",
+            "state": "Failed",
+            "reason": "\x1b[31mred" + "x" * 9999,
+            "revision": "$(id)",
+            "bytes": 9,
+        },
+        {"name": "a", "state": "Ready"},
+    ]
+    sample = parse_statusz(statusz(adapters=hostile))
+
+    assert sample is not None
+    (found,) = sample.adapters
+    assert (found.name, found.state, found.revision, found.loaded_bytes) == ("a", "Failed", "", 0)
+    assert "\x1b" not in found.message and len(found.message) <= reports.MAX_MESSAGE_CHARS
+    for invalid in (None, {}, "a", 1):
+        assert parse_statusz(statusz(adapters=invalid)) == Sample(phase="loading")
+
+
+def test_a_server_s_longest_list_of_adapters_fits_an_answer() -> None:
+    longest = {
+        "state": "Failed",
+        "reason": "x" * 512,
+        "bytes": 1 << 50,
+        "total_bytes": 1 << 50,
+        "revision": "f" * 80,
+    }
+    listed = [{"name": f"{index:0253}", **longest} for index in range(64)]
+    sample = parse_statusz(statusz(adapters=listed))
+    assert sample is not None and len(sample.adapters) == 64

@@ -3,10 +3,10 @@
 They are computed from facts that are already decided. All conditions are always written, except those that
 apply only to some specs: ScalingActive and ActivatorReady (an autoscaler), ModelCached (a shared model),
 FitsAccelerator (an accelerator), DrainFitsNotice (spot nodes), Routed (a Gateway), RanksAuthenticated (groups
-of nodes), TransferDegraded and TransfersAuthenticated (prefill pods); and ContextReduced, once a pod has
-loaded the model. Ready, Stalled and Available are about the pods that clients talk to, the others about
-prefill pods too. Reconciling and Stalled are never True together. While Ready is True, Stalled is False, and
-Reconciling is True only for replicas that get no pod or no node.
+of nodes), TransferDegraded and TransfersAuthenticated (prefill pods), AdaptersReady (adapters); and
+ContextReduced, once a pod has loaded the model. Ready, Stalled and Available are about the pods that clients
+talk to, the others about prefill pods too. Reconciling and Stalled are never True together. While Ready is
+True, Stalled is False, and Reconciling is True only for replicas that get no pod or no node.
 """
 
 from __future__ import annotations
@@ -73,6 +73,7 @@ class Facts:
     authenticated: ConditionValue | None = None  # RanksAuthenticated
     transfers_authenticated: ConditionValue | None = None  # TransfersAuthenticated
     context: ConditionValue | None = None  # ContextReduced
+    adapted: ConditionValue | None = None  # AdaptersReady
     too_small: Failure | None = None  # the context of the newest pods
     unplaced: int = 0  # how many of the pods have no node
     downloading: int = 0  # how many of the loading pods still download the model
@@ -114,6 +115,8 @@ def build(facts: Facts, *, generation: int, old: Sequence[Any], now: str) -> lis
         decided["TransfersAuthenticated"] = facts.transfers_authenticated
     if facts.context is not None:
         decided["ContextReduced"] = facts.context
+    if facts.adapted is not None:
+        decided["AdaptersReady"] = facts.adapted
     if facts.transfers is not None:
         decided["TransferDegraded"] = facts.transfers
     conditions = []

@@ -332,6 +332,13 @@ _ALL = (
         shown="TransferDegraded=True",
     ),
     Reason(
+        "AdapterFailed",
+        "an adapter of spec.adapters cannot be downloaded or loaded; the model and the other adapters serve",
+        "correct the adapter's source, the Secret that it names or what the source holds, or drop it; it is "
+        "tried again by itself, at the latest every five minutes",
+        shown="AdaptersReady=False",
+    ),
+    Reason(
         "ReferenceRefused",
         "the spec names an object that does not exist or that LLMDeployments may not use",
         "have its owner label it: kubectl label KIND NAME serving.quire.dev/referable=true",

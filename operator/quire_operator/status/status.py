@@ -17,6 +17,7 @@ from quire_operator.observed import Body, Observed, newest_revision
 from quire_operator.spec import LLMDeployment
 from quire_operator.status import (
     accelerator_fit,
+    adapters,
     authentication,
     conditions,
     disaggregation,
@@ -105,6 +106,7 @@ def compute_status(
     loading = progress.model([*here, *assessment.download_pods], known, downloads=downloads)
     sizes = accelerator_fit.sizes(model, here, known)
     engine = effective.summary(here, old.get("engine") or {})
+    adapted = adapters.summary(model, here, old.get("adapters") or ())
     facts = _facts(
         model,
         observed,
@@ -114,6 +116,7 @@ def compute_status(
         fits=accelerator_fit.condition(model, accelerator, sizes, loading),
         drain_fits=spot.condition(model, accelerator, deployment),
         engine=engine,
+        adapted=adapters.condition(model, adapted),
         has_metrics_adapter=has_metrics_adapter,
         has_gateway=has_gateway,
         turn=turn,
@@ -135,6 +138,7 @@ def compute_status(
         "drainingReplicas": sum("deletionTimestamp" in pod["metadata"] for pod in serving.pods),
         "roles": disaggregation.summary({k: one.rollout for k, one in assessment.by_role.items()}),
         "model": loading | ({"sizes": sizes} if sizes else {}),
+        "adapters": adapted,
         "engine": progress.engine(deployment, here, old.get("engine") or {}) | engine,
         **rollout.summary(deployment, available_revision),
         "lastFailure": _last_failure(problem, assessment, old.get("lastFailure") or {}, now),
@@ -242,11 +246,12 @@ def _facts(
     fits: ConditionValue | None,
     drain_fits: ConditionValue | None,
     engine: Mapping[str, Any],
+    adapted: ConditionValue | None,
     has_metrics_adapter: bool,
     has_gateway: bool,
     turn: TurnState | None,
 ) -> Facts:
-    """What the conditions follow from. `engine`: status.engine."""
+    """What the conditions follow from. `engine`: status.engine; `adapted`: AdaptersReady."""
     here, prefill = assessment.here, assessment.prefill
     workers = [state for state in assessment.workers if not state.terminating]
     of_prefill = () if prefill is None else prefill.here
@@ -283,6 +288,7 @@ def _facts(
         authenticated=authentication.of_ranks(model),
         transfers_authenticated=authentication.of_transfers(model),
         context=effective.condition(model, engine),
+        adapted=adapted,
         too_small=effective.too_small(model, here, engine) if assessment.rollout.seen else None,
         prefill=None if prefill is None else prefill.rollout,
         prefill_failure=None if prefill is None else prefill.failure,

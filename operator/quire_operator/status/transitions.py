@@ -22,6 +22,7 @@ _WANTED = (
     "Routed",
     "RanksAuthenticated",
     "TransfersAuthenticated",
+    "AdaptersReady",
 )
 
 
