@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import re
+from pathlib import PurePosixPath
 from typing import Any
 
 import pytest
@@ -17,7 +17,7 @@ from quire_operator.settings import Settings
 from quire_operator.spec import schema
 from quire_operator.status.reasons import REASONS
 from quire_server.api.protocol.names import is_adapter_name
-from quire_server.fetch import source
+from quire_server.fetch import adapter_list, adapter_sidecar, source
 from quire_server.fetch.command import parser
 from quire_server.termination import EXIT_CODES
 
@@ -85,16 +85,37 @@ def test_the_job_s_fetcher_understands_its_arguments_and_the_server_looks_where_
     assert pod(body)["containers"][0]["args"][:2] == ["serve", str(understood.to)]
 
 
-def test_each_listed_adapter_has_a_source_that_the_fetcher_understands_or_a_path() -> None:
-    children = {
-        child["metadata"]["name"]: child for child in resources.build(spec.parse(specs.ADAPTED), SETTINGS)
-    }
-    listed = json.loads(children[names.adapters("adapted")]["data"][names.ADAPTER_LIST_FILE])["adapters"]
-    assert [entry["name"] for entry in listed] == [one["name"] for one in specs.ADAPTED["spec"]["adapters"]]
-    for entry in listed:
-        assert ("path" in entry) != ("source" in entry)
-        if "source" in entry:
-            source.parse(entry["source"])
+def listed(body: specs.Body) -> adapter_list.AdapterList:
+    """What the sidecar reads of the list of adapters."""
+    name = names.adapters(body["metadata"]["name"])
+    children = {child["metadata"]["name"]: child for child in resources.build(spec.parse(body), SETTINGS)}
+    data = children[name]["data"][names.ADAPTER_LIST_FILE]
+    return adapter_list.parse(data.encode(), PurePosixPath(names.PATH_ADAPTER_CLAIMS))
+
+
+def test_the_sidecar_understands_its_arguments_and_the_server_looks_where_it_writes() -> None:
+    (container,) = pod(specs.ADAPTED)["initContainers"]
+    command, *arguments = container["args"]
+    understood = adapter_sidecar.parser().parse_args(arguments)
+    assert command == "fetch-adapters"
+    assert str(understood.list) == f"{names.PATH_ADAPTER_LIST}/{names.ADAPTER_LIST_FILE}"
+    assert str(understood.to) == names.PATH_ADAPTERS
+    assert str(understood.claims) == names.PATH_ADAPTER_CLAIMS
+
+
+def test_the_sidecar_takes_adapters_of_every_source() -> None:
+    found = listed(specs.ADAPTED)
+    assert found.refusals == ()
+    assert [entry.name for entry in found.entries] == [
+        one["name"] for one in specs.ADAPTED["spec"]["adapters"]
+    ]
+
+
+@settings(max_examples=100)
+@given(specs.random_bodies())
+def test_whatever_adapters_the_api_admits_the_sidecar_takes(body: specs.Body) -> None:
+    if spec.parse(body).follows_adapters:
+        assert listed(body).refusals == ()
 
 
 @given(st.from_regex(schema.ADAPTER_NAME, fullmatch=True) | st.text(max_size=300))

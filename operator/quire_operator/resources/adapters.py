@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from quire_operator import names
-from quire_operator.resources import model_files
+from quire_operator.resources import environment, model_files
 from quire_operator.resources.manifest import Manifest, metadata
 from quire_operator.settings import Settings
 from quire_operator.spec import LLMDeployment
@@ -51,7 +51,7 @@ def of_pod(model: LLMDeployment, settings: Settings) -> Manifest:
         return {"initContainers": [], "volumes": [], "volumeMounts": []}
     read_only = [*_credentials(model), *_claims(model), *_ca_bundle(model)]
     return {
-        "initContainers": [_sidecar(settings, [mount for _, mount in read_only])],
+        "initContainers": [_sidecar(model, settings, [mount for _, mount in read_only])],
         "volumes": [
             {"name": _LIST, "configMap": {"name": names.adapters(model.name)}},
             {"name": _FILES, "emptyDir": {"sizeLimit": _SIZE}},
@@ -67,8 +67,12 @@ def mounted(model: LLMDeployment) -> tuple[Manifest, ...]:
     return tuple(volume for volume, _ in (*_credentials(model), *_claims(model)))
 
 
-def _sidecar(settings: Settings, mounts: list[Manifest]) -> Manifest:
-    """An init container that is restarted runs beside the server, and ends after it."""
+def _sidecar(model: LLMDeployment, settings: Settings, mounts: list[Manifest]) -> Manifest:
+    """An init container that is restarted runs beside the server, and ends after it. It takes the variables that
+    it knows, and those that the administrator allows.
+    """
+    cache = model.spec.cache
+    given = () if cache is None else (item.name for item in cache.download.env)
     return {
         "name": names.ADAPTERS,
         "image": settings.engine_image,
@@ -78,6 +82,7 @@ def _sidecar(settings: Settings, mounts: list[Manifest]) -> Manifest:
             "fetch-adapters",
             *("--list", f"{names.PATH_ADAPTER_LIST}/{names.ADAPTER_LIST_FILE}"),
             *("--to", names.PATH_ADAPTERS),
+            *(f"--allow-env={name}" for name in given if name not in environment.DOWNLOAD),
         ],
         "resources": _RESOURCES,
         "terminationMessagePath": names.PATH_TERMINATION_LOG,
@@ -104,16 +109,16 @@ def _entry(adapter: Adapter, model: LLMDeployment) -> dict[str, Any]:
     if source.pvc is not None:
         place = f"{names.PATH_ADAPTER_CLAIMS}/{source.pvc.claim_name}"
         return {"name": adapter.name, "path": f"{place}/{source.pvc.path}" if source.pvc.path else place}
-    environment = {**model_files.endpoints(source), **_paths(source)}
+    variables = {**model_files.endpoints(source), **_paths(source)}
     if cache is not None:
-        environment |= {item.name: item.value for item in cache.download.env}
+        variables |= {item.name: item.value for item in cache.download.env}
         if cache.download.ca_bundle_config_map_ref is not None:
-            environment.setdefault("SSL_CERT_FILE", f"{names.PATH_CA_BUNDLE}/{model_files.CA_FILE}")
+            variables.setdefault("SSL_CERT_FILE", f"{names.PATH_CA_BUNDLE}/{model_files.CA_FILE}")
     return {
         "name": adapter.name,
         "source": source.uri,
         "anonymous": source.is_anonymous,
-        "environment": {name: value for name, value in environment.items() if value},
+        "environment": {name: value for name, value in variables.items() if value},
         "files": _variables(source),
     }
 

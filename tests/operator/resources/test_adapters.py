@@ -126,6 +126,18 @@ def test_adapters_are_downloaded_through_the_proxy_and_with_the_authorities_of_t
     assert "/etc/quire/ca" in {mount["mountPath"] for mount in sidecar(body)["volumeMounts"]}
 
 
+def test_variables_that_the_administrator_allows_reach_the_downloads_of_adapters() -> None:
+    base = specs.merged(
+        SHARED, {"spec": {"cache": {"download": {"env": [{"name": "GIT_TRACE", "value": "1"}]}}}}
+    )
+    allowing = Settings(engine_image="e", credential_hosts=("*",), allowed_env=("GIT_TRACE",))
+    built = resources.build(spec.parse(with_adapters("support", base=base)), allowing)
+    (workload,) = [child for child in built if child["kind"] == "Deployment"]
+    (container,) = workload["spec"]["template"]["spec"]["initContainers"]
+    assert "--allow-env=GIT_TRACE" in container["args"]
+    assert not [argument for argument in sidecar(with_adapters("support"))["args"] if "env" in argument]
+
+
 def test_pods_connect_to_the_sources_of_their_adapters_and_without_these_to_none() -> None:
     assert egress(with_adapters()) == egress(with_adapters("local")) == [[53, 53]]
     assert egress(with_adapters("support")) == [[53, 53], [443, 8443]]
