@@ -11,6 +11,7 @@ from pathlib import Path
 from quire_server import __version__, config, log, termination
 from quire_server.health import engine_report
 from quire_server.health.decision import Thresholds
+from quire_server.health.fetched_adapters import FetchedAdapters
 from quire_server.health.heartbeat import SharedState
 from quire_server.health.server import HealthServer
 from quire_server.termination import Failure, Reason
@@ -39,7 +40,10 @@ def main(argv: list[str]) -> int:
     server.read_model_config(settings.model)
     server.effective = partial(engine_report.read_effective_config, run_dir)
     server.canary = partial(engine_report.read_canary, run_dir)
-    server.adapters = partial(engine_report.read_adapters, run_dir)
+    if settings.adapters_dir is not None:
+        adapters = FetchedAdapters(settings.adapters_dir, lambda: settings.served_names)
+        adapters.follow()
+        server.adapters = lambda: adapters.merged(engine_report.read_adapters(run_dir))
     if settings.num_ranks > 1:
         own = dict.fromkeys(settings.local_ranks, socket.gethostname())
         server.topology = settings.topology(0)

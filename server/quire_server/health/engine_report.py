@@ -68,9 +68,11 @@ def write_adapters(run_dir: Path, states: Sequence[Mapping[str, object]]) -> Non
     _write(run_dir / _ADAPTERS, {"adapters": adapters})
 
 
-def read_adapters(run_dir: Path) -> object:
+def read_adapters(run_dir: Path) -> list[Document]:
     """All LoRA adapters, with the reasons of those that could not be loaded."""
-    return (_read(run_dir / _ADAPTERS) or {"adapters": []})["adapters"]
+    adapters = (_read(run_dir / _ADAPTERS) or {"adapters": []})["adapters"]
+    assert isinstance(adapters, list)
+    return adapters
 
 
 def write_hosts(run_dir: Path, hosts: Mapping[int, str]) -> None:
