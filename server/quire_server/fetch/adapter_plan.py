@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from quire_server.fetch.adapter_list import AdapterList, Entry
 from quire_server.model_dir.adapter_layout import is_adapter_name
+from quire_server.termination import Reason
 
 MAX_DOWNLOADS = 2
 _FIRST_DELAY, _MAX_DELAY = 5.0, 300.0
@@ -96,10 +97,11 @@ def make_plan(wanted: AdapterList, observed: Observed, now: float) -> Plan:
         remove=tuple(sorted(there - listed - running.keys())),
         publish=tuple(entry for entry in waiting if _is_fetched(entry, observed)),
         prune=tuple(
-            (name, item)
-            for name in sorted(observed.items.keys() & keys.keys() - running.keys())
-            for item in sorted(observed.items[name])
-            if keys[name] not in item and observed.published.get(name) != item
+            (entry.name, item)
+            for entry in wanted.entries
+            if entry.name not in running
+            for item in sorted(observed.items.get(entry.name, ()))
+            if _is_spare(entry, item, observed)
         ),
         start=_next(waiting, observed),
         states=states,
@@ -134,6 +136,17 @@ def _is_fetched(entry: Entry, observed: Observed) -> bool:
     return fetched is not None and fetched.key == entry.key and entry.key in items
 
 
+def _is_spare(entry: Entry, item: str, observed: Observed) -> bool:
+    """Whether an item is of an earlier entry and not in use; or is half an adapter that has no room, whose
+    room another one may need.
+    """
+    failure = _failure(entry, observed)
+    is_full = failure is not None and failure.reason == Reason.OUT_OF_DISK.value
+    if entry.key in item:
+        return is_full and item.endswith(".part")
+    return observed.published.get(entry.name) != item
+
+
 def _failure(entry: Entry, observed: Observed) -> Failure | None:
     failure = observed.failures.get(entry.name)
     return failure if failure is not None and failure.key == entry.key else None
@@ -164,10 +177,11 @@ def _state(entry: Entry, observed: Observed) -> Document:
     published, failure = observed.published.get(name), _failure(entry, observed)
     revision = fetched.revision if fetched is not None and fetched.key == published else ""
     download = observed.running.get(name, _NONE)
+    download = download if download.key == entry.key else _NONE
     if fetched is not None and _is_fetched(entry, observed) and published == entry.key:
         done = Download(entry.key, fetched.size, fetched.size)
         return _document(name, "Fetched", done, revision)
-    if failure is not None and not (download.key == entry.key and download.num_bytes):
+    if failure is not None and not download.num_bytes:
         return _document(name, "Failed", download, revision, failure)
     return _document(name, "Fetching", download, revision)
 

@@ -121,6 +121,15 @@ def test_a_reason_stays_until_another_try_has_any_bytes():
     assert plan([A2], observed).states["a.json"]["message"] == ""
 
 
+def test_half_an_adapter_that_has_no_room_makes_room_and_any_other_half_is_resumed():
+    part = f".{A.key}.0123456789abcdef.part"
+    observed = Observed(items={"a": frozenset({part, f".{A.key}.lock"})})
+    for reason, pruned in (("ModelDownloadFailed", ()), ("OutOfDisk", (("a", part),))):
+        failures = {"a": Failure(A.key, reason, "", 1, 5.0)}
+        assert plan([A], replace(observed, failures=failures)).prune == pruned
+        assert plan([A], replace(observed, failures=failures, running={"a": Download(A.key)})).prune == ()
+
+
 def test_content_that_was_deleted_by_hand_is_fetched_again():
     made = plan([A], fetched(A, items={"a": frozenset()}))
     assert made.start == (A,) and states(made) == {"a": "Fetching"}
