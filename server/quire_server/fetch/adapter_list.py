@@ -11,7 +11,7 @@ import dataclasses
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
@@ -71,10 +71,11 @@ class AdapterList:
     refusals: tuple[Refusal, ...] = ()
 
 
-def parse(data: bytes, claims: PurePosixPath) -> AdapterList:
-    """The list in a file. ``claims``: below it lies every ``path``. Raises ConfigError where no entry can be
-    made out.
+def parse(data: bytes, claims: PurePosixPath, more_variables: Collection[str] = ()) -> AdapterList:
+    """The list in a file. ``claims``: below it lies every ``path``. ``more_variables``: that entries may set.
+    Raises ConfigError where no entry can be made out.
     """
+    allowed = VARIABLES | CREDENTIALS | set(more_variables)
     if len(data) > MAX_LIST_BYTES:
         raise ConfigError(f"The list has more than {MAX_LIST_BYTES} bytes. Make it shorter.")
     try:
@@ -91,7 +92,7 @@ def parse(data: bytes, claims: PurePosixPath) -> AdapterList:
         name = item.get("name") if isinstance(item, dict) else None
         name = name if isinstance(name, str) and is_adapter_name(name) else ""
         try:
-            entries.append(_entry(item, name, claims, is_taken=name in taken))
+            entries.append(_entry(item, name, claims, allowed, is_taken=name in taken))
         except ConfigError as error:
             shown = name if name and name not in taken else f"adapters[{index}]"
             refusals.append(Refusal(shown, str(error)))
@@ -99,7 +100,7 @@ def parse(data: bytes, claims: PurePosixPath) -> AdapterList:
     return AdapterList(tuple(entries), tuple(refusals))
 
 
-def _entry(item: Any, name: str, claims: PurePosixPath, *, is_taken: bool) -> Entry:
+def _entry(item: Any, name: str, claims: PurePosixPath, allowed: frozenset[str], *, is_taken: bool) -> Entry:
     """``name``: the entry's, empty if it is none of an adapter."""
     if not isinstance(item, dict):
         raise ConfigError("The entry is no object. Write name, and source or path.")
@@ -114,7 +115,8 @@ def _entry(item: Any, name: str, claims: PurePosixPath, *, is_taken: bool) -> En
         raise ConfigError(f"{unknown[0][:60]!r} is not known. Known are {', '.join(sorted(_KEYS))}.")
     if type(anonymous := item.get("anonymous", False)) is not bool:
         raise ConfigError("anonymous must be true or false.")
-    return Entry(name, _source(item, claims), anonymous, _environment(item), _files(item))
+    environment, files = _environment(item, allowed), _files(item, allowed)
+    return Entry(name, _source(item, claims), anonymous, environment, files)
 
 
 def _source(item: Mapping[str, Any], claims: PurePosixPath) -> str:
@@ -131,15 +133,15 @@ def _source(item: Mapping[str, Any], claims: PurePosixPath) -> str:
     raise ConfigError("Write source, such as hf://org/name@revision, or path, and not both.")
 
 
-def _environment(item: Mapping[str, Any]) -> dict[str, str]:
-    found = _texts(item, "environment", VARIABLES | CREDENTIALS)
+def _environment(item: Mapping[str, Any], allowed: frozenset[str]) -> dict[str, str]:
+    found = _texts(item, "environment", allowed)
     if secret := sorted(found.keys() & CREDENTIALS):
         raise ConfigError(f"environment.{secret[0]} is a credential: name a file that holds it, in files.")
     return found
 
 
-def _files(item: Mapping[str, Any]) -> dict[str, str]:
-    found = _texts(item, "files", VARIABLES | CREDENTIALS)
+def _files(item: Mapping[str, Any], allowed: frozenset[str]) -> dict[str, str]:
+    found = _texts(item, "files", allowed)
     if wrong := sorted(name for name, path in found.items() if not path.startswith("/")):
         raise ConfigError(f"files.{wrong[0]} must be the absolute path of a file.")
     return found

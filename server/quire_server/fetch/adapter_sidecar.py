@@ -18,7 +18,7 @@ import selectors
 import shutil
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import NoReturn
 
@@ -43,7 +43,7 @@ def run(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _exit_at_once)
     log.configure("adapters", "info")
-    sidecar = AdapterSidecar(wanted.list, wanted.to.absolute(), wanted.claims, environ)
+    sidecar = AdapterSidecar(wanted.list, wanted.to.absolute(), wanted.claims, environ, wanted.allow_env)
     while True:
         sidecar.step(LOOK_SECONDS)
 
@@ -54,10 +54,18 @@ def _exit_at_once(number: int, _: object) -> NoReturn:
 
 
 class AdapterSidecar:
-    """Used by one thread."""
+    """Used by one thread. ``more_variables``: that entries may set, beside the known ones."""
 
-    def __init__(self, listing: Path, to: Path, claims: PurePosixPath, environ: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        listing: Path,
+        to: Path,
+        claims: PurePosixPath,
+        environ: Mapping[str, str],
+        more_variables: Collection[str] = (),
+    ) -> None:
         self._listing, self._to, self._claims, self._environ = listing, to, claims, environ
+        self._more_variables = more_variables
         self._contents, self._states = to / _CONTENTS, to / STATE_FOLDER
         self._wanted: AdapterList | None = None  # until there is a good list
         self._data: bytes | None = None
@@ -85,7 +93,7 @@ class AdapterSidecar:
             with self._listing.open("rb") as file:
                 data = file.read(MAX_LIST_BYTES + 1)
             if data != self._data:
-                self._wanted = adapter_list.parse(data, self._claims)
+                self._wanted = adapter_list.parse(data, self._claims, self._more_variables)
                 self._data = data
                 for refusal in self._wanted.refusals:
                     logger.warning(
@@ -245,5 +253,12 @@ def parser() -> argparse.ArgumentParser:
         default=PurePosixPath("/adapter-claims"),
         metavar="DIR",
         help="below it lies every path of the list, links resolved (default: /adapter-claims)",
+    )
+    built.add_argument(
+        "--allow-env",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a variable that entries may set beside the known ones; may be repeated",
     )
     return built

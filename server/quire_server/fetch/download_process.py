@@ -29,6 +29,7 @@ _INHERITED = VARIABLES | {
     "AWS_CONTAINER_CREDENTIALS_FULL_URI", "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AWS_ROLE_ARN",
     "AWS_ROLE_SESSION_NAME", "AWS_STS_REGIONAL_ENDPOINTS", "AWS_WEB_IDENTITY_TOKEN_FILE",
 }  # fmt: skip
+_OPTIONAL = {"AWS_SESSION_TOKEN"}  # only temporary credentials have one
 _PREFIX = "quire-server: "
 _REASONS = {code: reason for reason, code in EXIT_CODES.items()}
 
@@ -111,10 +112,13 @@ class DownloadProcess:
 def environment(entry: Entry, own: Mapping[str, str]) -> dict[str, str]:
     """The variables of a download. Raises ConfigError."""
     inherited = {name: value for name, value in own.items() if name in _INHERITED}
+    files = {
+        name: path for name, path in entry.files.items() if name not in _OPTIONAL or os.path.exists(path)
+    }
     return {
         **inherited,
         **entry.environment,
-        **{name: _content(name, path) for name, path in entry.files.items()},
+        **{name: _content(name, path) for name, path in files.items()},
     }
 
 

@@ -63,6 +63,12 @@ def test_a_bad_entry_is_refused_with_a_sentence_and_hurts_no_other(change, reaso
     assert refusal.name == ("bad" if "name" not in change else "adapters[0]")
 
 
+def test_an_entry_may_set_what_was_allowed_beside_the_known_variables():
+    data = json.dumps({"adapters": [{**GOOD, "environment": {"COMPANY_CA": "x"}}]}).encode()
+    assert parse(data, CLAIMS).entries == ()
+    assert parse(data, CLAIMS, ["COMPANY_CA"]).entries[0].environment == {"COMPANY_CA": "x"}
+
+
 def test_of_two_entries_with_one_name_the_first_counts():
     found = parsed(GOOD, {**GOOD, "source": "hf://org/y"}, "x")
     assert [entry.source for entry in found.entries] == ["hf://org/x@v1"]

@@ -14,6 +14,7 @@ import pytest
 
 from quire_server.fetch.adapter_sidecar import AdapterSidecar
 from tests.server.fetch.hub_server import COMMIT, HubServer
+from tests.server.fetch.test_buckets import KEY, SECRET, publish, s3  # noqa: F401  a fixture
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 FILES = {CONFIG: b'{"peft_type": "LORA"}', WEIGHTS: b"w" * 100_000, "README.md": b"#"}
@@ -189,6 +190,22 @@ def test_an_adapter_has_its_own_credentials_alone_and_they_are_shown_nowhere(pla
     (tmp_path / "gone").write_bytes(b"\0")
     place.write({"name": "gone", "source": "hf://org/tiny", **gone})
     followed.until(lambda: "no text that a variable can have" in place.states().get("gone", ("", ""))[1])
+
+
+def test_keys_of_a_bucket_need_no_session_token(place, s3, tmp_path):  # noqa: F811
+    bucket, endpoint = s3
+    publish(bucket, "support", FILES)
+    (tmp_path / "id").write_text(KEY)
+    (tmp_path / "secret").write_text(SECRET)
+    files = {"AWS_ACCESS_KEY_ID": "id", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_SESSION_TOKEN": "none"}
+    place.write({
+        "name": "support",
+        "source": "s3://models/support",
+        "environment": {"AWS_ENDPOINT_URL": endpoint, "AWS_REGION": "us-east-1"},
+        "files": {name: str(tmp_path / file) for name, file in files.items()},
+    })  # fmt: skip
+    place.sidecar().until(lambda: place.state("support") == "Fetched")
+    assert (place.to / "support" / WEIGHTS).read_bytes() == FILES[WEIGHTS]
 
 
 def test_what_fails_is_logged_once_and_tried_again(place, monkeypatch, caplog):
