@@ -88,7 +88,8 @@ def test_the_routed_condition_follows_the_gateway_and_an_edited_route_is_repaire
     for wrong in ([], [GATEWAY, {**GATEWAY, "sectionName": "https"}]):
         with pytest.raises(RefusedError, match="parentRefs"):
             world.deploy(namespace, "m", networking={"httpRoute": {"parentRefs": wrong}})
-    world.deploy(namespace, "m", networking={"httpRoute": ROUTE})
+    by_name = {**ROUTE, "modelHeader": "X-Gateway-Model-Name"}
+    world.deploy(namespace, "m", networking={"httpRoute": by_name})
     eventually("the route", lambda: world.get("HTTPRoute", namespace, "m"))
     answered(world, namespace, Accepted="False NotAllowedByListeners")
     world.wait_condition(namespace, "m", "Routed", "False", "RouteNotAccepted")

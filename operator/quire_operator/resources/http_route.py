@@ -5,6 +5,8 @@ Other software installs their CRDs (the Gateway API and its inference extension)
 
 from __future__ import annotations
 
+from typing import Any
+
 from quire_operator import names
 from quire_operator.resources.manifest import Manifest, compact, metadata
 from quire_operator.spec import LLMDeployment
@@ -13,6 +15,7 @@ from quire_operator.spec.schema import InferencePool, Route
 _GATEWAYS = "gateway.networking.k8s.io"
 _POOLS = "inference.networking.k8s.io"
 _API = "/v1"  # the paths that are published: /metrics and /health are for the cluster
+_MAX_MATCHES = 64  # of a rule
 
 
 def build(model: LLMDeployment) -> list[Manifest]:
@@ -38,11 +41,15 @@ def _route(model: LLMDeployment, route: Route, *, to_pool: bool) -> Manifest:
         "urlRewrite": {"path": {"type": "ReplacePrefixMatch", "replacePrefixMatch": _API}},
     }
     prefix = route.path.rstrip("/")
-    rule: Manifest = {
-        "matches": [{"path": {"type": "PathPrefix", "value": prefix + _API}}],
-        **({"filters": [rewrite]} if prefix else {}),
-        "backendRefs": [backend],
-    }
+    matches = _matches(model, route, prefix + _API)
+    rules: list[Manifest] = [
+        {
+            "matches": matches[first : first + _MAX_MATCHES],
+            **({"filters": [rewrite]} if prefix else {}),
+            "backendRefs": [backend],
+        }
+        for first in range(0, len(matches), _MAX_MATCHES)
+    ]
     parents = [
         compact({"name": ref.name, "namespace": ref.namespace, "sectionName": ref.section_name})
         for ref in route.parent_refs
@@ -51,8 +58,18 @@ def _route(model: LLMDeployment, route: Route, *, to_pool: bool) -> Manifest:
         "apiVersion": f"{_GATEWAYS}/v1",
         "kind": "HTTPRoute",
         "metadata": metadata(model, model.name),
-        "spec": {"parentRefs": parents, **compact({"hostnames": list(route.hostnames)}), "rules": [rule]},
+        "spec": {"parentRefs": parents, **compact({"hostnames": list(route.hostnames)}), "rules": rules},
     }
+
+
+def _matches(model: LLMDeployment, route: Route, path: str) -> list[dict[str, Any]]:
+    """One for all requests, or where a header has the name of their model, one for each name."""
+    paths = {"path": {"type": "PathPrefix", "value": path}}
+    if not route.model_header:
+        return [paths]
+    header = {"type": "Exact", "name": route.model_header}
+    served = (*model.served_names, *(adapter.name for adapter in model.spec.adapters))
+    return [{"headers": [{**header, "value": name}], **paths} for name in served]
 
 
 def _pool(model: LLMDeployment, pool: InferencePool) -> Manifest:

@@ -51,6 +51,7 @@ FILE_NAME = r"[^\x00-\x1f\x7f/]*"
 DNS_1123_LABEL = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 HOSTNAME = rf"(\*\.)?{DNS_1123_SUBDOMAIN}"
 # What the Gateway API takes as a prefix, without the parts that it refuses (//, /./, /../, an escaped slash).
+HEADER_NAME = r"[A-Za-z0-9]([-A-Za-z0-9]*[A-Za-z0-9])?"
 PATH = r"(/|(/[A-Za-z0-9_~-][A-Za-z0-9._~-]*)+)"
 MODEL_NAME = r"[A-Za-z0-9]([A-Za-z0-9._/:@+-]*[A-Za-z0-9])?"
 CIDR = r"[0-9a-fA-F:.]+/[0-9]{1,3}"
@@ -640,6 +641,7 @@ class Route:
     parent_refs: tuple[ParentRef, ...] = field(metadata={"minItems": 1, "maxItems": 8})
     hostnames: tuple[str, ...] = texts(HOSTNAME, 253, 16)
     path: str = default_text("/", PATH, 256)
+    model_header: str = text(HEADER_NAME, 256)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -51,6 +51,31 @@ def test_the_api_is_published_and_metrics_and_health_are_not() -> None:
     assert published() == "/v1"
 
 
+def routed_names(**spec_fields: Any) -> list[list[str]]:
+    """The names that each rule of a route matches, by their header."""
+    route = {"parentRefs": [PARENT], "modelHeader": "X-Gateway-Model-Name"}
+    model = spec.parse(specs.minimal(networking={"httpRoute": route}, **spec_fields))
+    (made,) = [one for one in resources.build(model, SETTINGS) if one["kind"] == "HTTPRoute"]
+    found = []
+    for each in made["spec"]["rules"]:
+        assert all(match["path"] == {"type": "PathPrefix", "value": "/v1"} for match in each["matches"])
+        headers = [header for match in each["matches"] for header in match["headers"]]
+        assert {(one["type"], one["name"]) for one in headers} == {("Exact", "X-Gateway-Model-Name")}
+        assert each["backendRefs"] == made["spec"]["rules"][0]["backendRefs"]
+        found.append([one["value"] for one in headers])
+    return found
+
+
+def test_a_route_by_a_models_name_has_its_names_and_those_of_its_adapters() -> None:
+    model = {**specs.MINIMAL["spec"]["model"], "servedName": "org/m", "aliases": ["m"]}
+    assert routed_names(model=model) == [["org/m", "m"]]
+    source = {"huggingFace": {"repo": "org/adapter"}}
+    adapters = [{"name": f"a{number}", "source": source} for number in range(64)]
+    several = routed_names(model=model, adapters=adapters, engine={"maxAdapters": 1})
+    assert [len(one) for one in several] == [64, 2], "a rule has up to 64 matches"
+    assert [name for one in several for name in one] == ["org/m", "m", *(one["name"] for one in adapters)]
+
+
 def test_the_backend_of_the_route_is_the_inference_pool_where_enabled_and_else_the_service() -> None:
     made = children(httpRoute={"parentRefs": [PARENT]}, inferencePool=POOL)
     (backend,) = made["HTTPRoute"]["spec"]["rules"][0]["backendRefs"]
