@@ -26,6 +26,7 @@ from quire_server.api.protocol.embeddings import (
     EmbeddingRequest,
     RerankRequest,
     ScoreRequest,
+    check_pairs,
     estimated_tokens,
 )
 from quire_server.api.protocol.requests import MAX_TEXT_TOKENS, Prompts
@@ -102,7 +103,8 @@ async def _admit(request: RequestContext, model: type[Call]) -> Call:
     server.check_model(call.model, request.principal)
     request.priority = server.priority(request.principal, 0)
     request.span.describe(f"{request.operation} {call.model}", {"gen_ai.request.model": call.model})
-    asked = AdmissionRequest(client, 1, estimated_tokens(call), request.priority, 1)
+    estimate = estimated_tokens(call, info.max_model_len, are_paired=info.pooling == "score")
+    asked = AdmissionRequest(client, 1, estimate, request.priority, 1)
     server.rates.charge(client, asked.prompt_tokens)
     request.charged_tokens = asked.prompt_tokens
     request.reservation.claim(asked, server.engine.info, server.engine.stats)
@@ -137,8 +139,7 @@ async def _answer_vectors(request: RequestContext, call: EmbeddingRequest, *, is
 async def _answer_rerank(request: RequestContext, call: RerankRequest) -> None:
     if not call.documents:
         raise bad_field("documents", "is empty")
-    pairs = [(call.query, document) for document in call.documents]
-    scores = await _scores(request, pairs, call.truncate_prompt_tokens, ("query", "documents"))
+    scores = await _scores(request, call, ("query", "documents"))
     best = sorted(range(len(scores)), key=lambda index: -scores[index])[: call.top_n or None]
     results = [
         {"index": index, "relevance_score": scores[index]}
@@ -160,8 +161,7 @@ async def _answer_rerank(request: RequestContext, call: RerankRequest) -> None:
 async def _answer_score(request: RequestContext, call: ScoreRequest) -> None:
     if not call.text_2:
         raise bad_field("text_2", "is empty")
-    pairs = list(zip(call.firsts(), call.text_2, strict=True))
-    scores = await _scores(request, pairs, call.truncate_prompt_tokens, ("text_1", "text_2"))
+    scores = await _scores(request, call, ("text_1", "text_2"))
     data = [{"index": index, "object": "score", "score": one} for index, one in enumerate(scores)]
     usage = {"prompt_tokens": request.prompt_tokens, "total_tokens": request.prompt_tokens}
     body = {
@@ -178,19 +178,22 @@ async def _answer_score(request: RequestContext, call: ScoreRequest) -> None:
 
 
 async def _scores(
-    request: RequestContext, pairs: Sequence[tuple[str, str]], truncate: int | None, fields: tuple[str, str]
+    request: RequestContext, call: RerankRequest | ScoreRequest, fields: tuple[str, str]
 ) -> list[float]:
     """One score of each pair, by the model itself or by the cosine of two vectors. A text that several pairs
     have is tokenised, and embedded, once.
     """
+    pairs, truncate, info = call.pairs, call.truncate_prompt_tokens, request.server.engine.info
     firsts = list(dict.fromkeys(first for first, _ in pairs))
     seconds = list(dict.fromkeys(second for _, second in pairs))
-    if request.server.engine.info.pooling == "score":
+    if info.pooling == "score":
         _check_truncation(request, truncate)
         parts = [
             dict(zip(texts, await _tokenize_parts(request, texts, field), strict=True))
             for texts, field in ((firsts, fields[0]), (seconds, fields[1]))
         ]
+        lengths = (len(parts[0][one]) + len(parts[1][other]) for one, other in pairs)
+        check_pairs(lengths, info.max_model_len, call)
         inputs = [_pair(request, parts[0][one], parts[1][other], truncate) for one, other in pairs]
         return [_numbers(vector)[0] for vector in await _pool(request, inputs)]
     tokens = [

@@ -5,6 +5,7 @@ Pure: no tokenizer, no engine.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated
 
 from pydantic import Field
@@ -19,6 +20,8 @@ MAX_INPUTS = 2048
 MAX_CHARACTERS = 1 << 24
 MAX_DIMENSIONS = 1 << 17
 MAX_TRUNCATION = 1 << 24
+#: Of all pairs of one request: a long query stands in each of up to 2,048.
+MAX_PAIR_TOKENS = 1 << 21
 _NAME = Field(description="A name from /v1/models.")
 _TRUNCATE = Field(
     description="Keep so many tokens of a longer input, from its beginning; -1: as many as the model takes."
@@ -78,6 +81,11 @@ class RerankRequest(RequestModel):
         """All inputs."""
         return (self.query, *self.documents)
 
+    @property
+    def pairs(self) -> list[tuple[str, str]]:
+        """What a cross-encoder scores."""
+        return [(self.query, document) for document in self.documents]
+
 
 class ScoreRequest(RequestModel):
     """The body of /v1/score."""
@@ -101,20 +109,43 @@ class ScoreRequest(RequestModel):
         """All inputs."""
         return (*self.text_1, *self.text_2)
 
-    def firsts(self) -> tuple[str, ...]:
-        """The first text of each pair. Raises ApiError where the lists do not pair."""
+    @property
+    def pairs(self) -> list[tuple[str, str]]:
+        """What is scored. Raises ApiError where the lists do not pair."""
         if len(self.text_1) not in (1, len(self.text_2)):
             raise bad_field(
                 "text_1", f"has {len(self.text_1)} texts and text_2 {len(self.text_2)}; give one, or as many"
             )
-        return self.text_1 * (len(self.text_2) if len(self.text_1) == 1 else 1)
+        firsts = self.text_1 * (len(self.text_2) if len(self.text_1) == 1 else 1)
+        return list(zip(firsts, self.text_2, strict=True))
 
 
 PoolingCall = EmbeddingRequest | RerankRequest | ScoreRequest
 
 
-def estimated_tokens(call: PoolingCall) -> int:
-    """Of all inputs, estimated by characters: nothing is tokenised yet."""
-    return sum(
-        len(text) // CHARACTERS_PER_TOKEN if isinstance(text, str) else len(text) for text in call.texts
-    )
+def estimated_tokens(call: PoolingCall, longest: int, *, are_paired: bool) -> int:
+    """Of all inputs, estimated by characters: nothing is tokenised yet. ``are_paired``: a cross-encoder reads
+    pairs, each of up to ``longest`` tokens. Raises ApiError where that is more than it may be.
+    """
+    if isinstance(call, EmbeddingRequest) or not are_paired:
+        return sum(map(_estimated, call.texts))
+    return check_pairs((_estimated(one) + _estimated(other) for one, other in call.pairs), longest, call)
+
+
+def check_pairs(lengths: Iterable[int], longest: int, call: RerankRequest | ScoreRequest) -> int:
+    """The tokens of pairs of these lengths, of which each has at most ``longest``. Raises ApiError where they
+    are too many.
+    """
+    tokens = sum(min(length, longest) for length in lengths)
+    if tokens > MAX_PAIR_TOKENS:
+        field = "documents" if isinstance(call, RerankRequest) else "text_2"
+        raise bad_field(
+            field,
+            f"about {tokens} tokens in all pairs, each with its first text, are more than {MAX_PAIR_TOKENS}: "
+            "send fewer at once, or shorter texts",
+        )
+    return tokens
+
+
+def _estimated(text: str | tuple[int, ...]) -> int:
+    return len(text) // CHARACTERS_PER_TOKEN if isinstance(text, str) else len(text)
