@@ -30,7 +30,7 @@ _DISCARD_SECONDS = 10.0  # as long as an unread body is waited for after the res
 _RESERVED_BYTES = 64 * 1024  # of a body whose length is not announced, before its next bytes are read
 _LONG_ANSWER = 64 * 1024  # bytes; longer ones are in memory until the client has read them
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
-_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
+_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
 class ClientGoneError(Exception):
@@ -368,5 +368,5 @@ def request_id(headers: Iterable[tuple[bytes, bytes]]) -> str:
 
 
 def to_json(body: object) -> bytes:
-    """Compact JSON."""
+    """Compact JSON. Raises ValueError of a number that is none or infinite, for which JSON has no form."""
     return _ENCODER.encode(body).encode()

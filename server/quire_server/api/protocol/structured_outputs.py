@@ -14,7 +14,16 @@ from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
 from quire_http.errors import bad_field
-from quire_server.api.protocol.validation import Boolean, Json, OneOf, RequestModel, Text, explained, wrong
+from quire_server.api.protocol.validation import (
+    Boolean,
+    Json,
+    OneOf,
+    RequestModel,
+    Text,
+    as_text,
+    explained,
+    wrong,
+)
 from quire_server.core.sampling_params import GrammarKind
 from quire_server.text.grammar_compiler import GrammarRequest
 
@@ -39,7 +48,7 @@ class JsonSchema:
 
     def _check(self, value: object) -> str:
         if isinstance(value, dict):
-            return json.dumps(value)
+            return as_text(value)
         if isinstance(value, str) and self.or_text:
             return value
         raise wrong("must be a JSON schema: an object")

@@ -11,7 +11,7 @@ from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import CoreSchema, core_schema, from_json
 
 from quire_http.errors import bad_field
-from quire_server.api.protocol.validation import Boolean, Json, OneOf, RequestModel, Text, wrong
+from quire_server.api.protocol.validation import Boolean, Json, OneOf, RequestModel, Text, as_text, wrong
 
 MAX_TOOLS = 256
 MAX_CALLS = 256
@@ -38,6 +38,7 @@ class JsonObject:
     def _check(self, value: object) -> object:
         if not isinstance(value, dict):
             raise wrong(self.text)
+        as_text(value)
         return value
 
 

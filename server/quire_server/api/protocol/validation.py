@@ -84,6 +84,16 @@ def _refusal(model: type[BaseModel], values: Json, error: ValidationError) -> Ap
     return bad_field(path, text)
 
 
+def as_text(value: object) -> str:
+    """A JSON value that is kept or sent as it came. Raises the error of a field where a number of it reads as
+    infinity, as 1e400 does, for which JSON has no form.
+    """
+    try:
+        return json.dumps(value, allow_nan=False)
+    except ValueError:
+        raise wrong("has a number that is too large, such as 1e400: write one that a float64 holds") from None
+
+
 def _is_absent(values: Any, path: Sequence[int | str]) -> bool:
     for part in path:
         if isinstance(values, dict) and isinstance(part, str):

@@ -192,6 +192,33 @@ def test_completions_refuse_by_name_too(field, value, param):
     assert refused.value.body["error"]["param"] == param
 
 
+@pytest.mark.parametrize("number", ["1e400", "-1e400"])
+def test_a_schema_with_a_number_that_cannot_be_written_again_is_refused_by_its_field(number):
+    schema = parse_object(f'{{"type": "number", "maximum": {number}}}'.encode())
+    tool = {"name": "f", "parameters": schema}
+    form = {"type": "json_schema", "name": "n", "schema": schema}
+    asked = {"model": "m", "input": "a"}
+    for param, refuse in (
+        ("tools[0].function.parameters", lambda: chat(tools=[{"type": "function", "function": tool}])),
+        (
+            "tools[0].parameters",
+            lambda: parse_responses({**asked, "tools": [{"type": "function", **tool}]}, 9),
+        ),
+        ("text.format.schema", lambda: parse_responses({**asked, "text": {"format": form}}, 9)),
+        ("structured_outputs.json", lambda: chat(structured_outputs={"json": schema})),
+    ):
+        with pytest.raises(ApiError) as refused:
+            refuse()
+        assert refused.value.status == 400 and refused.value.body["error"]["param"] == param
+        assert "too large, such as 1e400" in refused.value.body["error"]["message"]
+
+
+@pytest.mark.parametrize("number", [float("inf"), float("nan")])
+def test_nothing_is_sent_that_is_no_json(number):
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        to_json({"score": number})
+
+
 def test_a_suffix_counts_with_each_prompt():
     assert completion(prompt=["a" * 40] * 2, suffix="b" * 80, n=3).estimated_tokens == 3 * 2 * (10 + 20)
 
