@@ -68,8 +68,8 @@ def mounted(model: LLMDeployment) -> tuple[Manifest, ...]:
 
 
 def _sidecar(model: LLMDeployment, settings: Settings, mounts: list[Manifest]) -> Manifest:
-    """An init container that is restarted runs beside the server, and ends after it. It takes the variables that
-    it knows, and those that the administrator allows.
+    """An init container that is restarted runs beside the server, and ends after it. It takes the variables
+    that it knows, and those that the administrator allows.
     """
     cache = model.spec.cache
     given = () if cache is None else (item.name for item in cache.download.env)
