@@ -8,6 +8,7 @@ import ctypes
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,6 +29,22 @@ def arguments(pointers: str, numbers: str, floats: str = "") -> type[ctypes.Stru
     typed = ((pointers, _P), (numbers, _I), (floats, _F))
     fields = [(name, kind) for names, kind in typed for name in names.split()]
     return type("Arguments", (ctypes.Structure,), {"_fields_": fields})
+
+
+class _Loaded(ctypes.CDLL):
+    """A library that was compiled of other sources than these says so."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if not name.startswith("quire_"):
+                raise
+            build = Path(__file__).with_name("native_build.py")
+            raise ImportError(
+                f"{self._name} has no {name}: it was compiled of other sources than these. Run "
+                f"`python {build}` (in a clone `make setup`), or delete it, and torch does its work."
+            ) from None
 
 
 class _Call(ctypes.Structure):
@@ -101,4 +118,9 @@ class Library:
             raise self.loaded.quire_shm_failed_group().contents.error()
 
 
-LIBRARY = Library(ctypes.CDLL(str(_LIBRARY))) if _LIBRARY.exists() else None
+def open_library(path: Path) -> Library | None:
+    """The library at a path; None where there is none. Raises ImportError where it is another one's."""
+    return Library(_Loaded(str(path))) if path.exists() else None
+
+
+LIBRARY = open_library(_LIBRARY)
