@@ -7,7 +7,7 @@ measured load time (which sets the autoscaler's behavior). It never decides abou
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -100,7 +100,6 @@ def compute_status(
     `turn`: of a model that shares an accelerator.
     """
     assessment = _assess(model, observed, now)
-    serving = observed.in_role(names.ROLE_LEADER)
     old, here, deployment = observed.status, assessment.here, observed.workload or {}
     known, downloads = old.get("model") or {}, model.spec.cache is not None
     loading = progress.model([*here, *assessment.download_pods], known, downloads=downloads)
@@ -130,12 +129,10 @@ def compute_status(
         "url": model.url,
         "servedName": model.served_names[0],
         "selector": names.selector(model.name),
-        **_numbers(assessment.rollout),
-        "loadingReplicas": facts.loading,
+        **_numbers(assessment.rollout, facts.loading, observed.in_role(names.ROLE_LEADER).pods),
         **({"groups": groups.summary(assessment.groups)} if assessment.groups else {}),
         "scaling": scaling.summary(model, observed),
         "sharing": sharing.summary(turn, old.get("sharing") or {}),
-        "drainingReplicas": sum("deletionTimestamp" in pod["metadata"] for pod in serving.pods),
         "roles": disaggregation.summary({k: one.rollout for k, one in assessment.by_role.items()}),
         "model": loading | ({"sizes": sizes} if sizes else {}),
         "adapters": adapted,
@@ -147,13 +144,15 @@ def compute_status(
     return {key: value for key, value in status.items() if value not in ({}, [])}
 
 
-def _numbers(rollout: RolloutState) -> Status:
+def _numbers(rollout: RolloutState, loading: int, pods: Iterable[Body]) -> Status:
     return {
         "replicas": rollout.replicas,
         "desiredReplicas": rollout.wanted,
         "readyReplicas": rollout.ready,
         "updatedReplicas": rollout.updated,
         "availableReplicas": rollout.available,
+        "loadingReplicas": loading,
+        "drainingReplicas": sum("deletionTimestamp" in pod["metadata"] for pod in pods),
     }
 
 
