@@ -44,6 +44,7 @@ _MAX_VALUES = 1 << 18  # JSON values of a body
 _MEMORY_PER_BYTE = 2  # of a body until its answer ends: itself, and the texts of its prompt
 #: Each attempt has a context of its own, a child of the client's.
 _WITHOUT_TRACE = REQUEST_HEADERS - TRACE_HEADERS
+_INPUT_ITEMS, _CANCEL = "/input_items", "/cancel"  # after the id of a response
 _MANAGEMENT = frozenset(("/healthz", "/readyz", "/metrics"))
 
 
@@ -82,7 +83,9 @@ class Gateway:
             if method != "POST":
                 raise ApiError(405, f"{path} is for POST.", headers=(("allow", "POST"),))
             await self._relay(exchange)
-        elif path.startswith(RESPONSES_PREFIX) and method in ("GET", "HEAD", "DELETE"):
+        elif path.startswith(RESPONSES_PREFIX) and (
+            method in ("GET", "HEAD", "DELETE") or (method == "POST" and path.endswith(_CANCEL))
+        ):
             await self._logged(exchange, self._kept(exchange))
         elif self.batch is not None and self.batch.serves(exchange.scope):
             await self._logged(exchange, self._forward(exchange, self.batch))
@@ -102,12 +105,15 @@ class Gateway:
     async def _kept(self, exchange: HttpExchange) -> int:
         """A request about a response that a replica keeps, which the replica judges by its client."""
         client, path = self._authenticate(exchange), exchange.scope["path"]
-        found = self.dispatcher.keeper(calls.keeper(path.removeprefix(RESPONSES_PREFIX)))
+        response_id = path.removeprefix(RESPONSES_PREFIX).removesuffix(_INPUT_ITEMS).removesuffix(_CANCEL)
+        found = self.dispatcher.keeper(calls.keeper(response_id))
         if found is None:
             message = "This response is not kept (any more): the replica that made it is gone, or none did."
             raise ApiError(404, message, param="response_id", code="response_not_found")
         model, replica = found
-        method = "DELETE" if exchange.scope["method"] == "DELETE" else "GET"
+        method = "GET" if exchange.scope["method"] == "HEAD" else exchange.scope["method"]
+        if query := exchange.scope["query_string"].decode("latin-1"):
+            path = f"{path}?{query}"
         headers = {"x-request-id": exchange.request_id}
         identity = _identity(client, is_line=False)
         request = UpstreamRequest(path, headers, b"", False, identity=identity, method=method)

@@ -59,6 +59,12 @@ def test_a_conversation_goes_on_at_the_replica_that_keeps_it_and_its_tokens_are_
             assert two["completion_tokens"] == second.usage.output_tokens == 20
         kept = chains[0][0]
         assert client.responses.retrieve(kept.id).output_text == kept.output_text
+        items = client.responses.input_items.list(kept.id, limit=1, order="asc")
+        assert [item.content[0].text for item in items] == ["0 upon a time"]
+        with pytest.raises(openai.BadRequestError, match="after: is the id of no item"):
+            client.responses.input_items.list(kept.id, after="x")
+        with pytest.raises(openai.BadRequestError, match="response_id: is of a response without background"):
+            client.responses.cancel(kept.id)
         client.responses.delete(kept.id)
         with pytest.raises(openai.NotFoundError):
             client.responses.retrieve(kept.id)
@@ -85,8 +91,8 @@ def test_what_no_replica_keeps_is_refused_by_the_gateway(shared, response_id):
     error = refused.json()["error"]
     assert (refused.status_code, error["code"]) == (400, "previous_response_not_found")
     assert error["param"] == "previous_response_id" and "whole conversation" in error["message"]
-    for method in ("GET", "DELETE"):
-        answer = httpx.request(method, f"{shared.url}{PATH}/{response_id}", timeout=60)
+    for method, what in (("GET", ""), ("DELETE", ""), ("GET", "/input_items"), ("POST", "/cancel")):
+        answer = httpx.request(method, f"{shared.url}{PATH}/{response_id}{what}", timeout=60)
         assert (answer.status_code, answer.json()["error"]["code"]) == (404, "response_not_found")
 
 

@@ -10,6 +10,7 @@ from quire_http.errors import ApiError, bad_field
 from quire_http.exchange import MAX_BODY_BYTES, HttpExchange, to_json
 from quire_server.api.completions import ChatApi, serve_chat
 from quire_server.api.context import ServerContext
+from quire_server.api.input_items import Page, input_items
 from quire_server.api.protocol.openai_responses import parse_responses
 from quire_server.api.protocol.requests import MAX_MESSAGES, ChatCall
 from quire_server.api.protocol.validation import Json
@@ -65,6 +66,27 @@ async def delete(server: ServerContext, exchange: HttpExchange) -> None:
     await exchange.json({"id": response_id, "object": "response", "deleted": True})
 
 
+async def list_input(server: ServerContext, exchange: HttpExchange) -> None:
+    """The handler of GET for the items that a kept response was asked with."""
+    page = Page.parse(exchange.scope["query_string"])
+    client, response_id = _named(exchange, "/input_items")
+    if (conversation := server.responses.conversation(client, response_id)) is None:
+        raise _not_kept(response_id)
+    await exchange.json(page.of(input_items(response_id, conversation)))
+
+
+async def cancel(server: ServerContext, exchange: HttpExchange) -> None:
+    """The handler of a request to cancel a kept response, which has ended before it is kept."""
+    client, response_id = _named(exchange, "/cancel")
+    if server.responses.get(client, response_id) is None:
+        raise _not_kept(response_id)
+    raise bad_field(
+        "response_id",
+        "is of a response without background, which cannot be cancelled: close the connection of a request "
+        "while it is answered",
+    )
+
+
 def _check_length(num_bytes: int, num_messages: int) -> None:
     """Raise ApiError where a conversation that goes on is longer than one that is sent may be."""
     if num_bytes > MAX_BODY_BYTES or num_messages > MAX_MESSAGES:
@@ -75,9 +97,9 @@ def _check_length(num_bytes: int, num_messages: int) -> None:
         )
 
 
-def _named(exchange: HttpExchange) -> tuple[str, str]:
-    """The client, and the id in the path."""
-    return exchange.client, exchange.scope["path"].removeprefix(RESPONSES_PREFIX)
+def _named(exchange: HttpExchange, what: str = "") -> tuple[str, str]:
+    """The client, and the id in the path, which ends with ``what``."""
+    return exchange.client, exchange.scope["path"].removeprefix(RESPONSES_PREFIX).removesuffix(what)
 
 
 def _not_kept(response_id: str) -> ApiError:

@@ -25,6 +25,7 @@ from quire_server.api import adapters, completions, messages, openai_responses
 from quire_server.api.context import ServerContext
 from quire_server.api.exchange_response import ExchangeResponse
 from quire_server.api.health import health
+from quire_server.api.input_items import DEFAULT_ITEMS, MAX_ITEMS, ORDERS
 from quire_server.api.protocol import message_responses, openai_response_bodies, responses
 from quire_server.api.protocol.messages import CountTokensRequest, MessagesRequest
 from quire_server.api.protocol.openai_responses import ResponsesRequest
@@ -47,6 +48,8 @@ GENERATION_PATHS = frozenset(
         "/v1/messages/count_tokens",
         "/v1/responses",
         "/v1/responses/{response_id}",
+        "/v1/responses/{response_id}/input_items",
+        "/v1/responses/{response_id}/cancel",
         "/reset_prefix_cache",
     }
 )
@@ -83,6 +86,7 @@ RESPONSES: tuple[type[BaseModel], ...] = (
     openai_response_bodies.ResponseBody,
     *openai_response_bodies.RESPONSE_EVENTS,
     openai_response_bodies.DeletedResponse,
+    openai_response_bodies.InputItemList,
     *COMMON_RESPONSES,
 )
 ERRORS = {
@@ -199,6 +203,28 @@ def _parameter(
 
 
 _RESPONSE_ID = _parameter("response_id", "path", {"type": "string"}, "The id of a response.", required=True)
+_INPUT_ITEMS = {
+    "parameters": [
+        *_RESPONSE_ID["parameters"],
+        *_parameter(
+            "limit",
+            "query",
+            {"type": "integer", "minimum": 1, "maximum": MAX_ITEMS, "default": DEFAULT_ITEMS},
+            "How many items.",
+            required=False,
+        )["parameters"],
+        *_parameter(
+            "order",
+            "query",
+            {"enum": list(ORDERS), "default": ORDERS[0]},
+            "desc: the latest first.",
+            required=False,
+        )["parameters"],
+        *_parameter("after", "query", {"type": "string"}, "The id of the item before them.", required=False)[
+            "parameters"
+        ],
+    ]
+}
 
 
 @router.post(
@@ -296,6 +322,30 @@ async def response(request: Request) -> Response:
 async def delete_response(request: Request) -> Response:
     """Drop one response."""
     return ExchangeResponse(openai_responses.delete)
+
+
+@router.get(
+    "/v1/responses/{response_id}/input_items",
+    operation_id="inputItems",
+    summary="What a kept response was asked with.",
+    responses=answers(openai_response_bodies.InputItemList, *_READING, 400, 404),
+    openapi_extra=_INPUT_ITEMS,
+)
+async def response_input_items(request: Request) -> Response:
+    """The items of one response's input, a page of them."""
+    return ExchangeResponse(openai_responses.list_input)
+
+
+@router.post(
+    "/v1/responses/{response_id}/cancel",
+    operation_id="cancelResponse",
+    summary="Refused: a response is kept when it has ended.",
+    responses=answers(None, *_READING, 400, 404),
+    openapi_extra=_RESPONSE_ID,
+)
+async def cancel_response(request: Request) -> Response:
+    """Nothing runs in the background."""
+    return ExchangeResponse(openai_responses.cancel)
 
 
 @router.get(

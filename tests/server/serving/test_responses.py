@@ -177,6 +177,76 @@ def test_a_kept_response_is_its_client_s_alone_until_it_is_deleted(server):
     assert send(server, f"{PATH}/{unkept['id']}", "GET").status_code == 404
 
 
+CALLED = [
+    {"role": "developer", "content": "Be short."},
+    {
+        "role": "user",
+        "content": [{"type": "input_text", "text": "Look"}, {"type": "input_text", "text": "!"}],
+    },
+    {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm."}]},
+    {"type": "message", "role": "assistant", "content": "Wait."},
+    {"type": "function_call", "call_id": "c1", "name": "weather", "arguments": '{"city": "Å"}'},
+    {"type": "function_call_output", "call_id": "c1", "output": "Rain."},
+]
+
+
+def test_the_input_of_a_kept_response_is_listed_page_by_page_in_both_orders(server):
+    first = ask(server, input=CALLED, instructions="Not one of them.", **says("Yes."))
+    second = ask(server, previous_response_id=first["id"], input="And now?", **says("No."))
+    with server.client(KEY) as client:
+        listed = list(client.responses.input_items.list(second["id"], order="asc", limit=3))
+        latest = list(client.responses.input_items.list(second["id"], limit=7))
+    assert [item.type for item in listed] == [
+        *("message", "message", "reasoning", "message", "function_call", "function_call_output"),
+        *("message", "message"),
+    ]
+    texts = [item.content[0].text for item in listed if item.type == "message"]
+    assert texts == ["Be short.", "Look\n!", "Wait.", "Yes.", "And now?"]
+    assert [item.role for item in listed if item.type == "message"] == [
+        *("system", "user", "assistant", "assistant", "user")
+    ]
+    thought, call, output = listed[2], listed[4], listed[5]
+    assert thought.content[0].text == "Hm." and output.output == "Rain."
+    assert (call.call_id, call.name, call.arguments) == ("c1", "weather", '{"city": "Å"}')
+    assert len({item.id for item in listed}) == 8
+    assert [item.id for item in latest] == [item.id for item in reversed(listed)]
+    page = send(server, f"{PATH}/{second['id']}/input_items?limit=3&order=asc", "GET").json()
+    models.InputItemList.model_validate(page)
+    assert (page["first_id"], page["last_id"], page["has_more"]) == (listed[0].id, listed[2].id, True)
+    # What is sent back as input is the same conversation.
+    again = ask(server, input=[item.model_dump(exclude_none=True) for item in listed], **says("No."))
+    assert again["usage"]["input_tokens"] == second["usage"]["input_tokens"]
+
+
+@pytest.mark.parametrize(
+    ("query", "param"),
+    [
+        ("limit=0", "limit"),
+        ("limit=101", "limit"),
+        ("limit=%D9%A1", "limit"),
+        ("limit=", "limit"),
+        ("order=up", "order"),
+        ("order=asc&order=asc", "order"),
+        ("after=x", "after"),
+        ("include=a", "include"),
+    ],
+)
+def test_a_page_that_cannot_be_given_is_a_400_that_names_the_parameter(server, query, param):
+    kept = ask(server, **says("Yes."))["id"]
+    refused = send(server, f"{PATH}/{kept}/input_items?{query}", "GET")
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
+
+
+def test_what_is_kept_has_ended_and_is_another_client_s_to_neither_list_nor_cancel(server):
+    kept = ask(server, **says("Yes."))["id"]
+    refused = send(server, f"{PATH}/{kept}/cancel")
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "response_id")
+    assert "without background" in refused.json()["error"]["message"]
+    for method, what in (("GET", "input_items"), ("POST", "cancel")):
+        other = send(server, f"{PATH}/{kept}/{what}", method, key=ADMIN_KEY)
+        assert (other.status_code, other.json()["error"]["code"]) == (404, "response_not_found")
+
+
 THINK = {"ignore_eos": True, "max_output_tokens": 40}
 
 

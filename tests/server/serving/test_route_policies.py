@@ -46,6 +46,10 @@ API = {
     "/v1/messages/count_tokens": Policy("key", SEND, answer=400),
     "/v1/responses": Policy("key", SEND, answer=400),
     "/v1/responses/{response_id}": Policy("key", READ | {"DELETE"}, answer=404, example="/v1/responses/x"),
+    "/v1/responses/{response_id}/input_items": Policy(
+        "key", READ, answer=404, example="/v1/responses/x/input_items"
+    ),
+    "/v1/responses/{response_id}/cancel": Policy("key", SEND, answer=404, example="/v1/responses/x/cancel"),
     "/tokenize": Policy("key", SEND, answer=400),
     "/detokenize": Policy("key", SEND, answer=400),
     "/reset_prefix_cache": Policy("admin", SEND),

@@ -233,6 +233,43 @@ RESPONSE_EVENTS = (
 )
 
 
+class InputText(ResponseModel):
+    """A text of the user's, or of the system's."""
+
+    type: Literal["input_text"]
+    text: str
+
+
+class InputMessageItem(ResponseModel):
+    """What was said."""
+
+    id: str
+    type: Literal["message"]
+    status: Literal["completed"]
+    role: Literal["user", "assistant", "system"]
+    content: list[InputText | OutputText]
+
+
+class InputCallOutput(ResponseModel):
+    """What a call gave back."""
+
+    id: str
+    type: Literal["function_call_output"]
+    status: Literal["completed"]
+    call_id: str
+    output: str
+
+
+class InputItemList(ResponseModel):
+    """A page of the items that a response was asked with, those of earlier responses included."""
+
+    object: Literal["list"]
+    data: list[InputMessageItem | OutputReasoning | OutputCall | InputCallOutput]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
 class DeletedResponse(ResponseModel):
     """The answer to DELETE."""
 
