@@ -111,6 +111,30 @@ def test_the_sidecar_takes_adapters_of_every_source() -> None:
     ]
 
 
+def test_variables_that_the_administrator_allows_are_taken_by_the_sidecar() -> None:
+    allowing = Settings(engine_image="e", credential_hosts=("*",), allowed_env=("GIT_TRACE",))
+    variables = [{"name": "GIT_TRACE", "value": "1"}]
+    body = specs.merged(
+        specs.DOWNLOADED[4],
+        {
+            "spec": {
+                "cache": {"download": {"env": variables}},
+                "engine": {"maxAdapters": 2},
+                "adapters": specs.ADAPTED["spec"]["adapters"][:1],
+            }
+        },
+    )
+    children = resources.build(spec.parse(body), allowing)
+    (data,) = [child["data"] for child in children if child["metadata"]["name"] == names.adapters("shared")]
+    (container,) = children[-1]["spec"]["template"]["spec"]["initContainers"]
+    understood = adapter_sidecar.parser().parse_args(container["args"][1:])
+    found = adapter_list.parse(
+        data[names.ADAPTER_LIST_FILE].encode(), understood.claims, understood.allow_env
+    )
+    assert found.refusals == ()
+    assert found.entries[0].environment["GIT_TRACE"] == "1"
+
+
 @settings(max_examples=100)
 @given(specs.random_bodies())
 def test_whatever_adapters_the_api_admits_the_sidecar_takes(body: specs.Body) -> None:
