@@ -53,11 +53,13 @@ def write_canary(run_dir: Path, fingerprint: str, tokens: Sequence[int]) -> None
 
 
 def write_adapters(run_dir: Path, states: Sequence[Mapping[str, object]]) -> None:
-    """Called when any LoRA adapter has changed. ``states``: of all of them."""
+    """Called when any LoRA adapter has changed. ``states``: of all of them. One that requests may name is
+    Ready, also while another content of it is loaded.
+    """
     adapters = [
         {
             "name": state["name"],
-            "state": "Loading" if state["is_loading"] else "Ready" if state["is_ready"] else "Failed",
+            "state": "Ready" if state["is_ready"] else "Loading" if state["is_loading"] else "Failed",
             "reason": state["reason"],
             "digest": state["digest"],
             "rank": state["rank"],

@@ -4,6 +4,8 @@ import json
 
 import pytest
 
+from quire_server.engine.messages import AdapterState
+from quire_server.health import engine_report
 from quire_server.health.fetched_adapters import merged, read
 
 STATE = {
@@ -45,6 +47,20 @@ def test_an_adapter_is_what_a_request_would_find(loaded, fetched, state, reason,
     assert entry.keys() == KEYS
     assert (entry["state"], entry["reason"], entry["revision"]) == (state, reason, revision)
     assert (entry["bytes"], entry["total_bytes"]) == numbers
+
+
+def test_an_adapter_that_answers_is_ready_while_another_content_of_it_is_loaded(tmp_path):
+    state = AdapterState(
+        "a", is_ready=True, is_loading=True, load_id="", reason="", digest="d", rank=4, size=18
+    )
+    cases = [
+        (state, "Ready"),
+        (state._replace(is_ready=False), "Loading"),
+        (state._replace(is_ready=False, is_loading=False), "Failed"),
+    ]
+    for one, expected in cases:
+        engine_report.write_adapters(tmp_path, [one._asdict()])
+        assert merged(engine_report.read_adapters(tmp_path), [FETCHED])[0]["state"] == expected
 
 
 def test_all_names_are_there_and_one_of_the_model_itself_is_failed():
