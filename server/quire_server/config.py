@@ -31,7 +31,7 @@ from quire_server.flags import (
 )
 
 NIXL_PACKAGE = "nixl_cu13"  # of the extra `nixl`
-_NOT_SETTINGS = frozenset({"QUIRE_FAULT", "QUIRE_ALLOW_FAULTS", "QUIRE_REVISION"})
+_NOT_SETTINGS = frozenset({"QUIRE_FAULT", "QUIRE_ALLOW_FAULTS", "QUIRE_REVISION", "QUIRE_CPU_ISA"})
 _OF_A_NODE = ("host", "node_rank", "pod_address", "start_delay_seconds", "termination_log")
 _LOG_LEVELS = ("debug", "info", "warning", "error")
 

@@ -128,7 +128,7 @@ def where_supported(test: Callable[..., None]) -> Callable[..., None]:
 
 
 def where_recorded(test: Callable[..., None]) -> Callable[..., None]:
-    """The test; on a CPU without AVX-512 VNNI, that a computation is made there and not recorded."""
+    """The test; on a CPU without AVX2, that a computation is made there and not recorded."""
 
     @functools.wraps(test)
     def made(**_: object) -> None:

@@ -63,14 +63,16 @@ class Library:
         self.loaded = loaded
         self._recorder: Recorder | None = None
 
-    @property
-    def has_avx512_vnni(self) -> bool:
-        """Whether the CPU has what the kernels but for the collectives need."""
-        return bool(self.loaded.quire_has_avx512_vnni())
+    def runs(self, instructions: str) -> bool:
+        """Whether the CPU has this instruction set, for which some kernels are compiled."""
+        return bool(getattr(self.loaded, f"quire_has_{instructions}")())
 
-    def kernels(self, structures: Mapping[str, type[ctypes.Structure]]) -> dict[str, Kernel]:
-        """Those of these names."""
-        return {name: (self._address(f"quire_{name}"), each) for name, each in structures.items()}
+    def kernels(
+        self, structures: Mapping[str, type[ctypes.Structure]], instructions: str | None = None
+    ) -> dict[str, Kernel]:
+        """Those of these names; ``instructions``: as compiled for that set."""
+        end = "" if instructions is None else f"_{instructions}"
+        return {name: (self._address(f"quire_{name}{end}"), each) for name, each in structures.items()}
 
     def _address(self, name: str) -> int:
         address = ctypes.cast(getattr(self.loaded, name), _P).value

@@ -1,7 +1,13 @@
-"""The CPU kernels in csrc/ that need AVX-512 VNNI; `NATIVE` is None unless they are built and the CPU has it.
+"""The CPU kernels in csrc/ that compute with vectors, compiled for AVX-512 VNNI and for AVX2. `NATIVE` has
+those of the first that the CPU can run, and is None if it can run neither or they are not built.
+
+The environment variable QUIRE_CPU_ISA (avx2 or none) leaves out better ones, for tests and comparisons.
 
 An op checks with ``supports`` and its variants whether its tensors fit a kernel, and falls back to torch.
 """
+
+import os
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -12,7 +18,7 @@ from quire_kernels.paged_kv_cache import KVCache, PagedKVCache
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 _HEAD_SIZES = (64, 96, 128, 256)
 _MAX_BLOCK, _MAX_GROUP = 64, 64
-_INT8_GROUP, _INT8_GROUP_BYTES = 64, 8
+_INT8_GROUP, _INT8_GROUP_BYTES, _INT8_INPUT_BYTES = 64, 8, 2
 # Multiplications or elements below which a second thread costs more than it saves.
 _SMALL_LINEAR, _SMALL_ATTENTION, _SMALL_PASS = 200_000, 65_536, 16_384
 _LARGE_MASKS = 200_000  # logits; overwriting or reading one costs less than computing one
@@ -37,13 +43,19 @@ _KERNELS = {
 }
 
 
+#: What the kernels are compiled for, the fastest first.
+Isa = Literal["avx512_vnni", "avx2"]
+ISAS: tuple[Isa, ...] = ("avx512_vnni", "avx2")
+ISA_VARIABLE = "QUIRE_CPU_ISA"
+
+
 class Native:
     """Typed calls of the C kernels, which check nothing: callers use ``supports`` and its variants first."""
 
-    def __init__(self, library: Library) -> None:
-        self.library = library
+    def __init__(self, library: Library, isa: Isa) -> None:
+        self.library, self.isa = library, isa
         self._empty = library.empty
-        self._kernels = library.kernels(_KERNELS)
+        self._kernels = library.kernels(_KERNELS, isa)
 
     def _call(self, name: str, rows: int, is_large: bool, *values: float | None) -> None:
         self.library.call(self._kernels[name], rows, is_large, *values)
@@ -133,7 +145,8 @@ class Native:
         rows, in_size = x.shape
         out_size = scales.shape[0]
         y = self._empty((rows, out_size), x.dtype)
-        scratch = self._empty((rows, in_size + in_size // _INT8_GROUP * _INT8_GROUP_BYTES), torch.int8)
+        row_bytes = in_size * _INT8_INPUT_BYTES + in_size // _INT8_GROUP * _INT8_GROUP_BYTES
+        scratch = self._empty((rows, row_bytes), torch.int8)
         self._call(
             "int8_linear",
             rows,
@@ -292,4 +305,28 @@ class Native:
         return out
 
 
-NATIVE = Native(LIBRARY) if LIBRARY is not None and LIBRARY.has_avx512_vnni else None
+def choices(library: Library | None) -> tuple[Isa, ...]:
+    """The instruction sets whose kernels are built and run on this CPU, the fastest first."""
+    return () if library is None else tuple(isa for isa in ISAS if library.runs(isa))
+
+
+def choose(runnable: tuple[Isa, ...], wanted: str | None) -> Isa | None:
+    """The best that is not better than what is wanted; None: torch computes."""
+    if wanted is None:
+        return next(iter(runnable), None)
+    if wanted == "none":
+        return None
+    if wanted not in runnable:
+        known = ", ".join((*runnable, "none"))
+        raise ValueError(
+            f"{ISA_VARIABLE} is {wanted!r}, and this machine runs: {known}. Set one of these, or unset it."
+        )
+    return wanted
+
+
+def _native(library: Library | None) -> Native | None:
+    isa = choose(choices(library), os.environ.get(ISA_VARIABLE))
+    return None if library is None or isa is None else Native(library, isa)
+
+
+NATIVE = _native(LIBRARY)

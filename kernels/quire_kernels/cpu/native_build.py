@@ -25,8 +25,11 @@ _FLAGS = [
     "-fvisibility=hidden",
     "-fopenmp",
 ]
-_AVX512 = ["-mfma", *(f"-mavx512{part}" for part in ("f", "bw", "dq", "vl", "vnni"))]
-#: These run on every x86-64 CPU.
+_VECTORS = {
+    "avx512_vnni": ["-mfma", *(f"-mavx512{part}" for part in ("f", "bw", "dq", "vl", "vnni"))],
+    "avx2": ["-mavx2", "-mfma"],
+}
+#: These run on every x86-64 CPU; the others are compiled once for each of the sets above.
 _PORTABLE = ("run_calls.c", "sample_tokens.c", "shm_collectives.c", "support.c")
 
 
@@ -38,10 +41,10 @@ def main() -> None:
         return
     objects = []
     for source in sorted((PACKAGE / "csrc").glob("*.c")):
-        target = source.with_suffix(".o")
-        flags = _FLAGS if source.name in _PORTABLE else _FLAGS + _AVX512
-        subprocess.run([compiler, *flags, "-c", str(source), "-o", str(target)], check=True)
-        objects.append(target)
+        for name, flags in {"any": []}.items() if source.name in _PORTABLE else _VECTORS.items():
+            target = source.with_suffix(f".{name}.o")
+            subprocess.run([compiler, *_FLAGS, *flags, "-c", str(source), "-o", str(target)], check=True)
+            objects.append(target)
     partial = LIBRARY.with_suffix(".partial")
     subprocess.run([compiler, "-shared", "-o", str(partial), *map(str, objects), "-lm"], check=True)
     partial.replace(LIBRARY)

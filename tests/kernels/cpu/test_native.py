@@ -1,6 +1,9 @@
 """The ops on shapes that the CPU kernels support, compared with the references."""
 
 import itertools
+import os
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -13,10 +16,14 @@ from quire_kernels.attention.paged_decode_attention import (
     paged_decode_attention_reference,
 )
 from quire_kernels.attention.rope_kv_write import rope_kv_write, rope_kv_write_reference
-from quire_kernels.cpu.native import NATIVE
+from quire_kernels.cpu.library import LIBRARY as LOADED
+from quire_kernels.cpu.native import ISA_VARIABLE, ISAS, NATIVE, Isa, Native, choices, choose
 from quire_kernels.cpu.native_build import LIBRARY
 from quire_kernels.norm.add_rmsnorm import add_rmsnorm, add_rmsnorm_reference
+from quire_kernels.quantization.int8_linear import pack_int8
 from quire_kernels.take_rows import take_partial_rows, take_partial_rows_reference
+
+pytestmark = pytest.mark.usefixtures("each_isa")
 
 DTYPES = [torch.float32, torch.bfloat16]
 TOLERANCE = {torch.float32: {"atol": 2e-6, "rtol": 2e-6}, torch.bfloat16: {"atol": 2e-2, "rtol": 1e-2}}
@@ -34,6 +41,53 @@ def paged_kv_cache(lengths: list[int], head_size: int, dtype: torch.dtype, block
 
 def test_the_library_is_used_where_it_was_built() -> None:
     assert (NATIVE is not None) <= LIBRARY.exists()
+
+
+@pytest.mark.parametrize(
+    ("runnable", "wanted", "chosen"),
+    [
+        (ISAS, None, "avx512_vnni"),
+        (ISAS, "avx2", "avx2"),
+        (("avx2",), None, "avx2"),
+        ((), None, None),
+        (ISAS, "none", None),
+        ((), "none", None),
+    ],
+)
+def test_the_fastest_kernels_of_the_cpu_are_chosen_unless_the_environment_names_others(
+    runnable: tuple[Isa, ...], wanted: str | None, chosen: Isa | None
+) -> None:
+    assert choose(runnable, wanted) == chosen
+
+
+def test_kernels_that_the_cpu_cannot_run_are_refused_by_name() -> None:
+    with pytest.raises(ValueError, match=r"QUIRE_CPU_ISA is 'avx512_vnni', .* runs: avx2, none\. Set one"):
+        choose(("avx2",), "avx512_vnni")
+
+
+@pytest.mark.parametrize("wanted", [*choices(LOADED), "none"])
+def test_the_environment_switches_the_kernels_of_a_process(wanted: str) -> None:
+    program = "from quire_kernels import NATIVE; print('none' if NATIVE is None else NATIVE.isa)"
+    environ = {**os.environ, ISA_VARIABLE: wanted}
+    command = [sys.executable, "-c", program]
+    found = subprocess.run(command, env=environ, capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == wanted
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_all_instruction_sets_compute_the_same_bits(dtype: torch.dtype) -> None:
+    """So replicas on different CPUs differ by their dtype at most."""
+    natives = [Native(LOADED, isa) for isa in choices(LOADED)] if LOADED is not None else []
+    kv = paged_kv_cache([1, 40, 100], 64, dtype, 16)
+    q, x, weight = torch.randn(3, 6, 64).to(dtype), torch.randn(13, 576).to(dtype), torch.randn(576).to(dtype)
+    packed = pack_int8(torch.randint(-128, 128, (96, 576)).to(torch.int8), torch.rand(96))
+    for one, other in itertools.pairwise(natives):
+        attended, of_other = (each.decode_attention(q, kv, 0.125, None) for each in (one, other))
+        assert torch.equal(attended, of_other)
+        assert torch.equal(one.silu_mul(x * 30), other.silu_mul(x * 30))
+        assert torch.equal(one.add_rmsnorm(x, None, weight, 1e-5), other.add_rmsnorm(x, None, weight, 1e-5))
+        of_one, of_other = (each.int8_linear(x, packed.packed, packed.scales, None) for each in (one, other))
+        assert torch.equal(of_one, of_other)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -97,7 +151,7 @@ def test_a_failed_allocation_raises_and_the_next_call_is_correct() -> None:
     kv = paged_kv_cache([20], 64, torch.float32, 16)
     q = torch.randn(1, 6, 64)
     expected = paged_decode_attention(q, kv, 0.125)
-    # Without the library (a CPU without VNNI) torch computes, and refuses in its own words.
+    # Without the library (a CPU without AVX2) torch computes, and refuses in its own words.
     error = RuntimeError if NATIVE is None else MemoryError
     with pytest.raises(error, match="no memory to work in|can't allocate memory"):
         paged_decode_attention(q, replace(kv, seq_lens=torch.tensor([1 << 50])), 0.125)

@@ -11,6 +11,8 @@ from torch import Tensor
 from quire_kernels import NATIVE, add_rmsnorm, int8_linear, quantise_int8, record, silu_mul, take_rows
 from quire_kernels.cpu.call_recorder import Recorder
 
+pytestmark = pytest.mark.usefixtures("each_isa")
+
 MAX_ROWS = 7
 
 

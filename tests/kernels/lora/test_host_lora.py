@@ -6,6 +6,8 @@ from torch import Tensor
 
 from quire_kernels import HostLora
 
+pytestmark = pytest.mark.usefixtures("each_isa")
+
 SIZES = [(64,), (96, 32, 32), (80, 16, 16), (48, 48)]
 OF = torch.tensor([0, -1, 2, 0, 1, 2, -1])
 RANKS = (5, 8, 1)

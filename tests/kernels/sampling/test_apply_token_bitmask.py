@@ -7,6 +7,8 @@ from hypothesis import strategies as st
 
 from quire_kernels.sampling.apply_token_bitmask import apply_token_bitmask, apply_token_bitmask_reference
 
+pytestmark = pytest.mark.usefixtures("each_isa")
+
 
 @given(st.integers(1, 140), st.lists(st.integers(-1, 5), unique=True, max_size=6), st.integers(0, 2**20))
 def test_masked_tokens_get_minus_infinity_and_nothing_else_changes(

@@ -11,6 +11,8 @@ from quire_kernels.sampling.largest import (
     largest_reference,
 )
 
+pytestmark = pytest.mark.usefixtures("each_isa")
+
 NAN, INF = float("nan"), float("inf")
 DTYPES = [torch.float32, torch.bfloat16]
 

@@ -1,16 +1,19 @@
 /* y = x W^T + bias with int8 weights and inputs quantized here, one scale per 64 elements of a row.
  *
- * W is packed as uint8 (w + 128), [out / 16][in / 4][16][4]: one register is 16 outputs times 4 inputs, which
- * vpdpbusd multiplies with 4 inputs broadcast to all lanes. The offset 128 is corrected by the sum of the inputs.
+ * W is packed as uint8 (w + 128), [out / 16][in / 4][16][4]: 64 bytes are 16 outputs times 4 inputs, which
+ * are multiplied with 4 inputs broadcast to all lanes. The offset 128 is corrected by the sum of the inputs.
  * Sums within a group are integers, groups are added in order, each row on its own: a result depends on its own
  * row alone.
  */
 #include "vectors.h"
 
+#include <string.h>
+
 enum { LANES = 16, GROUP = 64, AHEAD = 8192 };
 
-/* A quantized element of x, 16 of them written, 16 outputs' weights for 4 inputs, and their products with 4 inputs of a
- * row added to its sums. ROWS of x are multiplied at once, as many as the sums of the panel fit the registers. */
+/* A quantized element of x, 16 of them written, the weights of 16 outputs for 4 inputs, and their products with 4
+ * inputs of a row added to its sums. ROWS are as many as have their sums in registers. */
+#ifdef __AVX512F__
 enum { ROWS = 8 };
 #define EACH_ROW(f) f(0) f(1) f(2) f(3) f(4) f(5) f(6) f(7)
 #define EACH_REST(f) f(7) f(6) f(5) f(4) f(3) f(2) f(1)
@@ -26,6 +29,52 @@ INLINE ints16 multiply_add(ints16 sums, weights w, const input *q) {
     __asm__("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sums) : "v"(w), "m"(*(const int32_t *)q));
     return sums;
 }
+#else
+/* Products of int16, because those of bytes (vpmaddubsw) saturate. An input is int16, each 4 of them in the order 0, 2,
+ * 1, 3, like the even bytes and then the odd bytes of the weights. */
+enum { ROWS = 4 };
+#define EACH_ROW(f) f(0) f(1) f(2) f(3)
+#define EACH_REST(f) f(3) f(2) f(1)
+
+typedef int16_t input;
+typedef struct {
+    ints16 even, odd;
+} weights;
+
+INLINE void write_inputs(input *to, ints16 x) {
+    const __m256i least = _mm256_set1_epi16(INT8_MIN), most = _mm256_set1_epi16(INT8_MAX);
+    __m256i q = _mm256_permute4x64_epi64(_mm256_packs_epi32(x.low, x.high), _MM_SHUFFLE(3, 1, 2, 0));
+    q = _mm256_min_epi16(_mm256_max_epi16(q, least), most);
+    q = _mm256_shufflehi_epi16(_mm256_shufflelo_epi16(q, _MM_SHUFFLE(3, 1, 2, 0)), _MM_SHUFFLE(3, 1, 2, 0));
+    _mm256_storeu_si256((__m256i *)to, q);
+}
+
+INLINE weights read_weights(const uint8_t *from) {
+    const __m256i low = _mm256_loadu_si256((const __m256i *)from), high = _mm256_loadu_si256((const __m256i *)from + 1);
+    const __m256i byte = _mm256_set1_epi16(0xff);
+    return (weights){{_mm256_and_si256(low, byte), _mm256_and_si256(high, byte)},
+                     {_mm256_srli_epi16(low, 8), _mm256_srli_epi16(high, 8)}};
+}
+
+INLINE __m256i two_inputs(const input *q) {
+    int32_t both;
+    memcpy(&both, q, sizeof both);
+    return _mm256_set1_epi32(both);
+}
+
+/* Inline assembly, because gcc 12 reorders the additions and then lacks registers. */
+INLINE __m256i add_products(__m256i sums, __m256i w, __m256i inputs) {
+    __m256i products;
+    __asm__("vpmaddwd %3, %2, %1\n\tvpaddd %1, %0, %0" : "+x"(sums), "=&x"(products) : "x"(w), "x"(inputs));
+    return sums;
+}
+
+INLINE ints16 multiply_add(ints16 sums, weights w, const input *q) {
+    const __m256i even = two_inputs(q), odd = two_inputs(q + 2);
+    sums = (ints16){add_products(sums.low, w.even.low, even), add_products(sums.high, w.even.high, even)};
+    return (ints16){add_products(sums.low, w.odd.low, odd), add_products(sums.high, w.odd.high, odd)};
+}
+#endif
 
 /* Quantize one row, one scale per group; ``offsets`` are what the weights' offset 128 adds to the sums. */
 INLINE void quantise_row(const void *x, int64_t size, input *q, float *scales, int32_t *offsets, int dtype) {

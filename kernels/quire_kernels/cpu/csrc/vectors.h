@@ -1,5 +1,6 @@
-/* Vectors of 16 elements, stored as float32 or bfloat16, computed in float32. The operations that an instruction set
- * defines are in a file of its own; `native` makes calls of kernels that include this only on a CPU that has it.
+/* Vectors of 16 elements, stored as float32 or bfloat16, computed in float32. A kernel that includes this is compiled
+ * once for each of two instruction sets, into a function whose name ends in the set's; `native` calls those that the CPU
+ * can run. Both compute the same bits: the same operations, and sums over elements in the same order.
  *
  * vec16 is 16 float32, ints16 is 16 int32; mask16 chooses elements by the bits of a number, lanes16 in the form in which
  * comparisons give it. max16 and min16 return the second operand if one is NaN. scale16(x, n) is x 2^n for whole n.
@@ -13,8 +14,13 @@
 #include <math.h>
 #include <stdlib.h>
 
+#ifdef __AVX512F__
 #include "vectors_avx512.h"
-#define KERNEL(name) quire_##name
+#define KERNEL(name) quire_##name##_avx512_vnni
+#else
+#include "vectors_avx2.h"
+#define KERNEL(name) quire_##name##_avx2
+#endif
 
 INLINE vec16 load16(const void *base, int64_t index, int dtype) {
     if (dtype == FLOAT32) return read16((const float *)base + index);
