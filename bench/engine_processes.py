@@ -10,7 +10,7 @@ import os
 import socket
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -33,7 +33,9 @@ class EngineLostError(RuntimeError):
 
 
 class EngineProcesses:
-    """A loaded engine of ``ranks`` processes, which share ``threads`` threads."""
+    """A loaded engine of ``ranks`` processes, which share ``threads`` threads. ``variables`` are added to
+    their environment.
+    """
 
     def __init__(
         self,
@@ -43,24 +45,29 @@ class EngineProcesses:
         ranks: int = 1,
         threads: int = 2,
         communicator: str = DEFAULT,
+        variables: Mapping[str, str] | None = None,
         load_seconds: float = LOAD_SECONDS,
     ) -> None:
         self._name = f"the engine of {ranks} ranks ({communicator})"
         self._children, self._stack, self._buffer = Children(), ExitStack(), b""
         try:
-            self._start(model, flags, ranks, threads, communicator)
+            self._start(
+                model, flags, ranks, {"OMP_NUM_THREADS": str(threads), **(variables or {})}, communicator
+            )
             self._connect(load_seconds)
             self.facts: dict[str, Any] = self._answer(load_seconds)
         except BaseException:
             self.close()
             raise
 
-    def _start(self, model: Path, flags: Sequence[str], ranks: int, threads: int, communicator: str) -> None:
+    def _start(
+        self, model: Path, flags: Sequence[str], ranks: int, variables: Mapping[str, str], communicator: str
+    ) -> None:
         self._directory, _ = self._stack.enter_context(run_dir((_MEMORY, Path(tempfile.gettempdir()))))
         self._listener = self._stack.enter_context(socket.socket(socket.AF_UNIX))
         self._listener.bind(str(self._directory / SOCKET))
         self._listener.listen(1)
-        given = {**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONPATH": str(_ROOT)}
+        given = {**os.environ, "PYTHONPATH": str(_ROOT), **variables}
         environ = processes.engine_environ(ranks, given)
         arguments = [str(model), *flags, "--tensor-parallel-size", str(ranks)]
         directory = str(self._directory)

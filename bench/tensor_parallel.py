@@ -38,7 +38,7 @@ MODEL = LlamaConfig(
     eos_token_id=1,
 )
 FLAGS = ("--max-num-seqs", "32", "--max-num-batched-tokens", "1024", "--num-gpu-blocks-override", "1024")
-#: int8 is for CPUs with VNNI; on others a server takes float32 by itself.
+#: int8 is what a server takes by itself on a CPU with AVX2.
 WEIGHTS = {"int8": ("--quantization", "int8"), "float32": ("--quantization", "none", "--dtype", "float32")}
 ONE, SHARED, GLOO = "one process, 2 threads", "2 ranks, shared memory", "2 ranks, gloo"
 WAYS = {ONE: (1, DEFAULT), SHARED: (2, communicators.SHARED_MEMORY), GLOO: (2, communicators.GLOO)}

@@ -10,7 +10,7 @@ from torch import Tensor
 from quire_kernels import NATIVE, Int8Weight, int8_linear, quantise_int8
 from quire_server.layers.linear import Linear
 
-__all__ = ["Int8Linear", "has_native_kernels", "tensors_of"]
+__all__ = ["Int8Linear", "has_native_kernels", "native_kernels", "tensors_of"]
 
 
 def tensors_of(weight: Int8Weight, bias: Tensor | None) -> Sequence[Tensor]:
@@ -21,6 +21,11 @@ def tensors_of(weight: Int8Weight, bias: Tensor | None) -> Sequence[Tensor]:
 def has_native_kernels() -> bool:
     """Whether the CPU kernels are built and this CPU can run them."""
     return NATIVE is not None
+
+
+def native_kernels() -> str:
+    """The instruction set of the CPU kernels that run: avx512_vnni or avx2; none: torch computes."""
+    return "none" if NATIVE is None else NATIVE.isa
 
 
 class Int8Linear(Linear):

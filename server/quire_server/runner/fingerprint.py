@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 
+from quire_server.layers.int8_linear import native_kernels
 from quire_server.model_dir.files import ModelFiles
 from quire_server.runner.config import RunnerConfig
 
@@ -82,6 +83,7 @@ def _cpu() -> Mapping[str, object]:
         "cpu": named.get("model name", ""),
         "features": _digest([named.get("flags") or named.get("Features") or ""]),
         "capability": torch.backends.cpu.get_cpu_capability(),
+        "kernels": native_kernels(),
         "threads": torch.get_num_threads(),
     }
 

@@ -18,7 +18,7 @@ from quire_server.core import weight_offload
 from quire_server.core.kv_division import KVDivision, KVMemory
 from quire_server.core.topology import Range, Topology
 from quire_server.errors import ConfigError
-from quire_server.layers.int8_linear import has_native_kernels
+from quire_server.layers.int8_linear import has_native_kernels, native_kernels
 from quire_server.layers.linear import LinearFactory
 from quire_server.layers.parallel import Communicator
 from quire_server.model_dir.files import ModelFiles
@@ -66,7 +66,7 @@ class Checkpoint:
             quantization_name,
             checkpoint=config.quantization,
             dtype_is_auto=dtype == "auto",
-            dtype=chosen_dtype,
+            stored=config.dtype,
             capability=capability,
         )
         tied = ("lm_head.weight",) if config.tie_word_embeddings else ()
@@ -493,7 +493,7 @@ def _log(place: torch.device, found: Checkpoint, model: Decoder, draft: DraftChe
             "streamed_bytes": model.streamed_bytes,
             "draft_model": "none" if draft is None else draft.checkpoint.arithmetic,
             "threads": torch.get_num_threads(),
-            "native_kernels": has_native_kernels(),
+            "native_kernels": native_kernels(),
         },
     )
 

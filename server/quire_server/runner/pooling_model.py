@@ -99,7 +99,7 @@ def _arithmetic(
         wanted,
         checkpoint=checkpoint,
         dtype_is_auto=False,
-        dtype=dtype,
+        stored=stored,
         capability=None if device is None else device.capability,
     )
     return dtype, name, linear

@@ -14,14 +14,14 @@ def choose(
     *,
     checkpoint: Quantization | None,
     dtype_is_auto: bool,
-    dtype: str,
+    stored: str,
     capability: int | None = None,
 ) -> tuple[str, LinearFactory]:
     """(name, factory of linear layers).
 
-    * ``auto`` without a quantised checkpoint is int8 if no dtype was named, the computation is not float32
-      and the CPU has int8 kernels, which are faster than anything else there. A dtype that was named is used
-      exactly.
+    * ``auto`` without a quantised checkpoint is int8 if no dtype was named, the model is not stored in
+      float32 (``stored``: its dtype) and the CPU has int8 kernels, which are faster than anything else there.
+      A dtype that was named is used exactly.
     * A quantised checkpoint keeps its own method and is not rounded a second time; int8 applies to it only if
       its weights are int8 already.
     * On a GPU (``capability``: its compute capability) the checkpoint's method is used where there are
@@ -29,7 +29,7 @@ def choose(
     """
     if capability is not None:
         return _of_gpu(checkpoint, capability), GpuLinear
-    is_faster = dtype_is_auto and dtype != "float32" and has_native_kernels()
+    is_faster = dtype_is_auto and stored != "float32" and has_native_kernels()
     if checkpoint is not None:
         return _of_checkpoint(wanted, checkpoint, is_faster)
     if wanted == "auto":

@@ -7,7 +7,7 @@ import torch
 from tokenizers import Tokenizer
 
 from quire_server.errors import ConfigError
-from quire_server.layers.int8_linear import Int8Linear
+from quire_server.layers.int8_linear import Int8Linear, native_kernels
 from quire_server.layers.linear import GpuLinear, Linear
 from quire_server.layers.quantized.gptq import GPTQ
 from quire_server.layers.quantized.ignored_layers import IgnoredLayers
@@ -43,8 +43,14 @@ def test_with_int8_smollm2_still_knows_the_capital_of_france(smollm2: Path, int8
     assert "Paris" in tokenizer.decode(answer)
 
 
+def test_the_log_names_the_kernels_that_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert native_kernels() in ("avx512_vnni", "avx2", "none")
+    monkeypatch.setattr("quire_server.layers.int8_linear.NATIVE", None)
+    assert native_kernels() == "none"
+
+
 @pytest.mark.parametrize(
-    ("wanted", "dtype_is_auto", "dtype", "has_kernels", "chosen"),
+    ("wanted", "dtype_is_auto", "stored", "has_kernels", "chosen"),
     [
         ("auto", True, "bfloat16", True, "int8"),
         ("auto", True, "bfloat16", False, "none"),
@@ -58,25 +64,25 @@ def test_int8_is_never_chosen_when_a_dtype_is_named(
     monkeypatch: pytest.MonkeyPatch,
     wanted: str,
     dtype_is_auto: bool,
-    dtype: str,
+    stored: str,
     has_kernels: bool,
     chosen: str,
 ) -> None:
     monkeypatch.setattr(quantization, "has_native_kernels", lambda: has_kernels)
-    name, factory = quantization.choose(wanted, checkpoint=None, dtype_is_auto=dtype_is_auto, dtype=dtype)
+    name, factory = quantization.choose(wanted, checkpoint=None, dtype_is_auto=dtype_is_auto, stored=stored)
     assert (name, factory) == (chosen, {"int8": Int8Linear, "none": Linear}[chosen])
 
 
 def test_an_unknown_quantization_is_refused_by_name() -> None:
     with pytest.raises(ConfigError, match="'int3' is not supported; supported: auto, none, int8"):
-        quantization.choose("int3", checkpoint=None, dtype_is_auto=True, dtype="bfloat16")
+        quantization.choose("int3", checkpoint=None, dtype_is_auto=True, stored="bfloat16")
 
 
 def test_a_quantised_checkpoint_is_not_rounded_twice() -> None:
     gptq = Quantization("gptq", GPTQ(128, False, 1), IgnoredLayers())
-    assert quantization.choose("auto", checkpoint=gptq, dtype_is_auto=True, dtype="bfloat16")[1] is Linear
+    assert quantization.choose("auto", checkpoint=gptq, dtype_is_auto=True, stored="bfloat16")[1] is Linear
     with pytest.raises(ConfigError, match=r"quantised already \(gptq\): drop --quantization int8"):
-        quantization.choose("int8", checkpoint=gptq, dtype_is_auto=True, dtype="bfloat16")
+        quantization.choose("int8", checkpoint=gptq, dtype_is_auto=True, stored="bfloat16")
 
 
 @pytest.mark.parametrize("block", [(None, None), (1, None), (128, 128)], ids=["tensor", "channel", "block"])
@@ -87,7 +93,7 @@ def test_fp8_weights_are_refused_on_a_gpu_without_fp8_and_nothing_else_is(
     def chosen(capability: int, element: torch.dtype) -> object:
         stored = Quantization("fp8", Scaled(element, block), IgnoredLayers())
         return quantization.choose(
-            "none", checkpoint=stored, dtype_is_auto=False, dtype=dtype, capability=capability
+            "none", checkpoint=stored, dtype_is_auto=False, stored=dtype, capability=capability
         )
 
     for capability, words in ((80, "8.0"), (86, "8.6")):
