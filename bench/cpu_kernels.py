@@ -39,7 +39,7 @@ def _ways() -> dict[str, tuple[tuple[str, ...], dict[str, str]]]:
         "float32, torch": (_FLOAT32, {ISA_VARIABLE: "none"})
     }
     if NATIVE is not None:
-        of_this = {ISA_VARIABLE: NATIVE.isa}
+        of_this: dict[str, str] = {ISA_VARIABLE: NATIVE.isa}
         ways |= {
             f"float32, {NATIVE.isa}": (_FLOAT32, of_this),
             f"int8 beside float32, {NATIVE.isa}": (("--quantization", "int8", "--dtype", "float32"), of_this),

@@ -132,8 +132,8 @@ def _copy_on_node(model: Path, directory: Path) -> None:
     shutil.rmtree(directory, ignore_errors=True)
     shutil.copytree(model, directory)
     directory.chmod(0o755)
-    for path in directory.iterdir():
-        path.chmod(0o644)
+    for path in directory.rglob("*"):
+        path.chmod(0o755 if path.is_dir() else 0o644)
     (directory / ".complete").touch()
 
 
