@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from quire_operator import names
+from quire_operator.errors import SpecError
 from quire_operator.resources.manifest import Manifest, compact, metadata
 from quire_operator.spec import LLMDeployment
 from quire_operator.spec.schema import InferencePool, Route
@@ -15,7 +16,7 @@ from quire_operator.spec.schema import InferencePool, Route
 _GATEWAYS = "gateway.networking.k8s.io"
 _POOLS = "inference.networking.k8s.io"
 _API = "/v1"  # the paths that are published: /metrics and /health are for the cluster
-_MAX_MATCHES = 64  # of a rule
+_MAX_RULES, _MAX_MATCHES = 16, 64  # of a route, and of a rule without a rewritten prefix
 
 
 def build(model: LLMDeployment) -> list[Manifest]:
@@ -30,7 +31,9 @@ def build(model: LLMDeployment) -> list[Manifest]:
 
 
 def _route(model: LLMDeployment, route: Route, *, to_pool: bool) -> Manifest:
-    """Forwards the paths of the API and no others. The Gateway removes a prefix: the server knows none."""
+    """Forwards the paths of the API and no others. The Gateway removes a prefix: the server knows none.
+    Raises SpecError where a route has no room for all names.
+    """
     backend = (
         {"group": _POOLS, "kind": "InferencePool", "name": model.name}
         if to_pool
@@ -42,13 +45,20 @@ def _route(model: LLMDeployment, route: Route, *, to_pool: bool) -> Manifest:
     }
     prefix = route.path.rstrip("/")
     matches = _matches(model, route, prefix + _API)
+    each = 1 if prefix else _MAX_MATCHES  # a rule that rewrites a prefix has one match
+    if len(matches) > each * _MAX_RULES:
+        raise SpecError(
+            "spec.networking.httpRoute.path",
+            f"beside modelHeader a path is rewritten for at most {_MAX_RULES} names, and there are "
+            f"{len(matches)} with aliases and adapters: use /, or fewer names",
+        )
     rules: list[Manifest] = [
         {
-            "matches": matches[first : first + _MAX_MATCHES],
+            "matches": matches[first : first + each],
             **({"filters": [rewrite]} if prefix else {}),
             "backendRefs": [backend],
         }
-        for first in range(0, len(matches), _MAX_MATCHES)
+        for first in range(0, len(matches), each)
     ]
     parents = [
         compact({"name": ref.name, "namespace": ref.namespace, "sectionName": ref.section_name})

@@ -76,6 +76,21 @@ def test_a_route_by_a_models_name_has_its_names_and_those_of_its_adapters() -> N
     assert [name for one in several for name in one] == ["org/m", "m", *(one["name"] for one in adapters)]
 
 
+def test_beside_a_rewritten_path_each_name_has_a_rule_and_too_many_names_are_refused() -> None:
+    route = {"parentRefs": [PARENT], "modelHeader": "X-Model", "path": "/team/m"}
+    aliases = [f"alias-{number}" for number in range(16)]
+
+    def rules(count: int) -> Any:
+        model = {**specs.MINIMAL["spec"]["model"], "aliases": aliases[:count]}
+        parsed = spec.parse(specs.minimal(networking={"httpRoute": route}, model=model))
+        (made,) = [one for one in resources.build(parsed, SETTINGS) if one["kind"] == "HTTPRoute"]
+        return made["spec"]["rules"]
+
+    assert [len(rule["matches"]) for rule in rules(15)] == [1] * 16
+    with pytest.raises(SpecError, match="httpRoute.path: .* at most 16 names, and there are 17"):
+        rules(16)
+
+
 def test_the_backend_of_the_route_is_the_inference_pool_where_enabled_and_else_the_service() -> None:
     made = children(httpRoute={"parentRefs": [PARENT]}, inferencePool=POOL)
     (backend,) = made["HTTPRoute"]["spec"]["rules"][0]["backendRefs"]
