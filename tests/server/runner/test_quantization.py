@@ -68,7 +68,7 @@ def test_int8_is_never_chosen_when_a_dtype_is_named(
     has_kernels: bool,
     chosen: str,
 ) -> None:
-    monkeypatch.setattr(quantization, "has_native_kernels", lambda: has_kernels)
+    monkeypatch.setattr(quantization, "has_vnni_kernels", lambda: has_kernels)
     name, factory = quantization.choose(wanted, checkpoint=None, dtype_is_auto=dtype_is_auto, stored=stored)
     assert (name, factory) == (chosen, {"int8": Int8Linear, "none": Linear}[chosen])
 
