@@ -213,8 +213,8 @@ class SharedLimiter:
             try:
                 await self._exchange_for(waiting)
             except LimitStoreEmptyError:
-                logger.info("the limit store has lost its data: it is told anew what this gateway knows")
-                self._tell_anew()
+                logger.info("the limit store has lost its data: this gateway sends what it holds again")
+                self._send_all_again()
                 await self._exchange_for(waiting)
         except BaseException as error:  # also where this gateway ends meanwhile
             for one in (one for several in waiting.values() for one in several):
@@ -324,14 +324,14 @@ class SharedLimiter:
             self._metrics.limit_store(is_up=False)
             self._changed(is_up=False)
             self._metrics.limit_store_lost()
-            self._tell_anew()
+            self._send_all_again()
             for waiting in self._waiting:
                 if not waiting.decision.done():
                     waiting.decision.set_exception(LimitStoreError(error.reason))
             self._waiting = []
 
-    def _tell_anew(self) -> None:
-        """The store knows nothing of what it was told."""
+    def _send_all_again(self) -> None:
+        """The store has none of what was sent to it: the next exchange sends all of it."""
         self._said_at = float("-inf")
         for one in self._known.values():
             one.is_new = True

@@ -101,7 +101,7 @@ def test_a_client_may_ask_for_the_adapters_that_its_models_name(clock):
     assert world.ask("support", key=key).adapter == "support"
     assert world.refusal(model="sales", key=key) == (404, "model_not_found")
     assert world.refusal(model="tiny", key=key) == (404, "model_not_found")
-    assert world.dispatcher.parent("support", client) is None, "it is told no name that is not for it"
+    assert world.dispatcher.parent("support", client) is None, "a client sees no name that it may not ask for"
 
 
 def test_labels_are_the_adapters_of_deployments_that_exist(clock):

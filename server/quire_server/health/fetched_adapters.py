@@ -46,7 +46,7 @@ class FetchedAdapters:
         self._names = self._reserved()
         while True:
             self._states = read(self._folder)
-            time.sleep(LOOK_SECONDS)
+            time.sleep(LOOK_SECONDS)  # between two looks at files that another container writes
 
 
 def read(folder: Path) -> list[Document]:
@@ -61,7 +61,7 @@ def read(folder: Path) -> list[Document]:
             with (folder / name).open("rb") as file:
                 document = json.loads(file.read(_MAX_BYTES))
         except (OSError, ValueError, RecursionError):
-            continue  # it was removed meanwhile, or somebody else wrote it
+            continue  # removed meanwhile, or not written by fetch-adapters
         if _is_state(document):
             found.append(document)
     return found

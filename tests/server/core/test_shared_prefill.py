@@ -1,4 +1,4 @@
-"""Equal prompts that come together are computed once, and nobody waits for a prompt that does not come."""
+"""Equal prompts that come together are computed once, and a request does not wait for one that was aborted or comes later."""
 
 import pytest
 
