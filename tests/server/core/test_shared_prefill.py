@@ -1,4 +1,4 @@
-"""Equal prompts that come together are computed once, and a request does not wait for one that was aborted or comes later."""
+"""Equal prompts that come together are computed once; a request waits for none that was aborted or is later."""
 
 import pytest
 
