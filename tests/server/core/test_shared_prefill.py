@@ -1,4 +1,4 @@
-"""Equal prompts that come together are computed once; a request waits for none that was aborted or is later."""
+"""Equal prompts that come together are computed once, and none waits for one that was aborted or is later."""
 
 import pytest
 
