@@ -16,7 +16,7 @@ from typing import Any
 
 from quire_operator import names
 from quire_operator.resources import environment, model_files
-from quire_operator.resources.manifest import Manifest, metadata
+from quire_operator.resources.manifest import RESTRICTED_CONTAINER, Manifest, metadata
 from quire_operator.settings import Settings
 from quire_operator.spec import LLMDeployment
 from quire_operator.spec.schema import Adapter, ObjectRef, Source
@@ -85,13 +85,7 @@ def _sidecar(model: LLMDeployment, settings: Settings, mounts: list[Manifest]) -
             *(f"--allow-env={name}" for name in given if name not in environment.DOWNLOAD),
         ],
         "resources": _RESOURCES,
-        "terminationMessagePath": names.PATH_TERMINATION_LOG,
-        "terminationMessagePolicy": "FallbackToLogsOnError",
-        "securityContext": {
-            "allowPrivilegeEscalation": False,
-            "readOnlyRootFilesystem": True,
-            "capabilities": {"drop": ["ALL"]},
-        },
+        **RESTRICTED_CONTAINER,
         "volumeMounts": [
             # As a directory: the kubelet does not change a file that is mounted by itself.
             {"name": _LIST, "mountPath": names.PATH_ADAPTER_LIST, "readOnly": True},

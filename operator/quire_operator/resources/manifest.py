@@ -1,4 +1,4 @@
-"""Metadata, labels and owner reference that all children share.
+"""What the manifests of all children share: metadata, labels, owner reference, the security of containers.
 
 Manifests are canonical: they equal the live object once the API server has filled in its defaults. So
 quantities are written in canonical form, and empty values are omitted.
@@ -14,6 +14,17 @@ from quire_operator.spec import LLMDeployment
 from quire_operator.spec.reader import camel
 
 Manifest = dict[str, Any]
+
+# Of every container: Pod Security "restricted", and where it leaves the reason of its end.
+RESTRICTED_CONTAINER: Manifest = {
+    "terminationMessagePath": names.PATH_TERMINATION_LOG,
+    "terminationMessagePolicy": "FallbackToLogsOnError",
+    "securityContext": {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    },
+}
 
 
 def metadata(model: LLMDeployment, name: str) -> Manifest:

@@ -11,7 +11,7 @@ from typing import Any
 
 from quire_operator import names
 from quire_operator.resources import environment
-from quire_operator.resources.manifest import Manifest, compact
+from quire_operator.resources.manifest import RESTRICTED_CONTAINER, Manifest, compact
 from quire_operator.settings import Settings
 from quire_operator.spec import LLMDeployment
 from quire_operator.spec.schema import ModelCache, Source
@@ -58,13 +58,7 @@ def container(model: LLMDeployment, settings: Settings, cache: ModelCache, resou
         ],
         **compact({"env": _environment(source, cache, settings)}),
         "resources": resources,
-        "terminationMessagePath": names.PATH_TERMINATION_LOG,
-        "terminationMessagePolicy": "FallbackToLogsOnError",
-        "securityContext": {
-            "allowPrivilegeEscalation": False,
-            "readOnlyRootFilesystem": True,
-            "capabilities": {"drop": ["ALL"]},
-        },
+        **RESTRICTED_CONTAINER,
         "volumeMounts": [
             {"name": "model", "mountPath": names.PATH_MODELS},
             {"name": "tmp", "mountPath": "/tmp"},

@@ -12,7 +12,7 @@ from typing import Any
 
 from quire_operator import names
 from quire_operator.resources import environment, placement, rank_environment
-from quire_operator.resources.manifest import Manifest, compact, literal
+from quire_operator.resources.manifest import RESTRICTED_CONTAINER, Manifest, compact, literal
 from quire_operator.settings import Settings
 from quire_operator.spec import LLMDeployment, Profile
 from quire_operator.spec.schema import AUTO, ConfigMapKeyRef, Spec
@@ -103,13 +103,7 @@ def _container(model: LLMDeployment, settings: Settings, parts: Parts, role: str
             ),
             "limits": {"memory": resources.memory, **placement.devices(model.spec, parts.profile)},
         },
-        "terminationMessagePath": names.PATH_TERMINATION_LOG,
-        "terminationMessagePolicy": "FallbackToLogsOnError",
-        "securityContext": {
-            "allowPrivilegeEscalation": False,
-            "readOnlyRootFilesystem": True,
-            "capabilities": {"drop": ["ALL"]},
-        },
+        **RESTRICTED_CONTAINER,
         "volumeMounts": [*_volume_mounts(model, settings), *parts.adapters["volumeMounts"]],
     }
 
