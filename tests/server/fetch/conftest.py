@@ -1,4 +1,4 @@
-"""A hub with one model, and the fetch command run in this process."""
+"""A hub with one model, a bucket server, and the fetch command run in this process."""
 
 import json
 import os
@@ -7,9 +7,12 @@ from collections import namedtuple
 import certifi
 import pytest
 
+from e2e.cluster import programs
 from e2e.failure_paths import recorder
+from e2e.ports import free_port
 from quire_server.__main__ import run
 from tests.server.fetch import published
+from tests.server.fetch.bucket_server import BIN, KEY, SECRET, running
 from tests.server.fetch.hub_server import HubServer
 
 Outcome = namedtuple("Outcome", "code lines error log")
@@ -20,6 +23,18 @@ def hub():
     server = HubServer(published.files())
     yield server
     server.close()
+
+
+@pytest.fixture(scope="module")
+def s3(tmp_path_factory):
+    """The folder of the bucket ``models``, and the gateway's address."""
+    programs.build(BIN, ("versitygw",))
+    root = tmp_path_factory.mktemp("s3")
+    (root / "models").mkdir()
+    port = free_port()
+    flags = ("--access", KEY, "--secret", SECRET, "--port", f"127.0.0.1:{port}", "--quiet")
+    with running(port, BIN / "versitygw", *flags, "posix", "--sidecar", str(root.parent), str(root)):
+        yield root / "models", f"http://127.0.0.1:{port}"
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ from pathlib import Path, PurePosixPath
 import pytest
 
 from quire_server.fetch.adapter_sidecar import AdapterSidecar
+from tests.server.fetch.bucket_server import KEY, SECRET, publish
 from tests.server.fetch.hub_server import COMMIT, HubServer
-from tests.server.fetch.test_buckets import KEY, SECRET, publish, s3  # noqa: F401  a fixture
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 FILES = {CONFIG: b'{"peft_type": "LORA"}', WEIGHTS: b"w" * 100_000, "README.md": b"#"}
@@ -192,7 +192,7 @@ def test_an_adapter_has_its_own_credentials_alone_and_they_are_shown_nowhere(pla
     followed.until(lambda: "no text that a variable can have" in place.states().get("gone", ("", ""))[1])
 
 
-def test_keys_of_a_bucket_need_no_session_token(place, s3, tmp_path):  # noqa: F811
+def test_keys_of_a_bucket_need_no_session_token(place, s3, tmp_path):
     bucket, endpoint = s3
     publish(bucket, "support", FILES)
     (tmp_path / "id").write_text(KEY)

@@ -5,8 +5,8 @@ import os
 
 import pytest
 
+from tests.server.fetch.bucket_server import publish, s3_environment
 from tests.server.fetch.hub_server import COMMIT, HubServer
-from tests.server.fetch.test_buckets import publish, s3, s3_environment  # noqa: F401  a fixture
 from tests.server.fetch.test_oci_registry import RegistryServer
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -55,7 +55,7 @@ def test_of_an_adapter_its_two_files_arrive_from_a_hub(hub, fetch, place):
     assert fetch("hf://org/tiny", "--adapter", HF_ENDPOINT="http://127.0.0.1:9").code == 0  # it is there
 
 
-def test_of_an_adapter_its_two_files_arrive_from_a_bucket(s3, fetch, place):  # noqa: F811
+def test_of_an_adapter_its_two_files_arrive_from_a_bucket(s3, fetch, place):
     bucket, endpoint = s3
     publish(bucket, "support", REPOSITORY)
     assert fetch("s3://models/support", "--adapter", **s3_environment(endpoint)).code == 0

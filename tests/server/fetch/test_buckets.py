@@ -1,9 +1,6 @@
 """``quire-server fetch s3://...`` against versitygw, ``gs://...`` against fake-gcs-server."""
 
 import json
-import shutil
-import subprocess
-import time
 from pathlib import Path
 
 import httpx
@@ -13,21 +10,7 @@ from e2e.cluster import programs
 from e2e.ports import free_port
 from quire_server.model_dir.files import write_manifest
 from tests.server.fetch import published
-
-BIN = Path(__file__).parents[3] / ".cluster/bin"
-KEY, SECRET = "AKIACANARYKEY", "s3-canary-secret"
-
-
-@pytest.fixture(scope="module")
-def s3(tmp_path_factory):
-    """The folder of the bucket ``models``, and the gateway's address."""
-    programs.build(BIN, ("versitygw",))
-    root = tmp_path_factory.mktemp("s3")
-    (root / "models").mkdir()
-    port = free_port()
-    flags = ("--access", KEY, "--secret", SECRET, "--port", f"127.0.0.1:{port}", "--quiet")
-    with running(port, BIN / "versitygw", *flags, "posix", "--sidecar", str(root.parent), str(root)):
-        yield root / "models", f"http://127.0.0.1:{port}"
+from tests.server.fetch.bucket_server import BIN, SECRET, publish, running, s3_environment
 
 
 @pytest.fixture(scope="module")
@@ -44,48 +27,6 @@ def gcs(tmp_path_factory):
             parameters = {"uploadType": "media", "name": f"tiny/{name}"}
             httpx.post(where, params=parameters, content=data).raise_for_status()
         yield address
-
-
-class running:
-    """A server that runs until the block ends."""
-
-    def __init__(self, port: int, *command: object) -> None:
-        self._port = port
-        self._command = [str(part) for part in command]
-
-    def __enter__(self) -> None:
-        self._process = subprocess.Popen(self._command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        deadline = time.monotonic() + 30
-        while True:
-            try:
-                httpx.get(f"http://127.0.0.1:{self._port}/")
-                return
-            except httpx.TransportError:
-                assert self._process.poll() is None
-                assert time.monotonic() < deadline
-                time.sleep(0.05)
-
-    def __exit__(self, *_: object) -> None:
-        self._process.terminate()
-        self._process.wait()
-
-
-def publish(bucket: Path, name: str, files: dict[str, bytes]) -> Path:
-    directory = bucket / name
-    shutil.rmtree(directory, ignore_errors=True)
-    directory.mkdir()
-    for file, data in files.items():
-        (directory / file).write_bytes(data)
-    return directory
-
-
-def s3_environment(endpoint: str, secret: str = SECRET) -> dict[str, str]:
-    return {
-        "AWS_ENDPOINT_URL": endpoint,
-        "AWS_ACCESS_KEY_ID": KEY,
-        "AWS_SECRET_ACCESS_KEY": secret,
-        "AWS_REGION": "us-east-1",
-    }
 
 
 def arrived(place: Path) -> dict[str, bytes]:
