@@ -1,4 +1,4 @@
-"""Story: a LoRA adapter is given to a model that serves, a broken one is named, and both are taken away;
+"""Story: a LoRA adapter is given to a model that serves, a broken one is named, and one is taken away;
 the same pod answers all the time.
 """
 
@@ -102,7 +102,8 @@ def test_an_adapter_is_given_to_a_model_that_serves_and_taken_away_and_its_pod_s
     eventually("its Event", lambda: llm.events("AdapterFailed"))
     assert llm.condition("Ready")["status"] == "True"
 
-    llm.patch({"adapters": None})
+    # "first" stays: without any adapter of the claim the pod would be replaced by one that does not mount it.
+    llm.patch({"adapters": [adapter("first")]})
 
     def is_gone() -> bool:
         try:
@@ -111,7 +112,9 @@ def test_an_adapter_is_given_to_a_model_that_serves_and_taken_away_and_its_pod_s
             return True
         return False
 
-    eventually("the adapters are gone", is_gone, timeout=SYNC_SECONDS, poll=1.0)
+    eventually("the second adapter is gone", is_gone, timeout=SYNC_SECONDS, poll=1.0)
+    llm.wait_reason("AdaptersReady", "AllAdaptersReady")
+    assert states(llm) == {"first": "Ready"}
     assert answer(llm, SERVED_NAME) == plain
     assert {pod["metadata"]["uid"] for pod in llm.pods()} == before
     (pod,) = llm.pods()
