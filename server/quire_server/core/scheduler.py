@@ -29,8 +29,8 @@ from quire_server.core import pipeline, preemption
 from quire_server.core.adapter_slots import AdapterSlots
 from quire_server.core.config import Batching, SchedulerConfig, rejection_reason, too_long_reason
 from quire_server.core.kv_cache_manager import KVCacheManager, PrefixBlocks, PrefixMatch
+from quire_server.core.low_priority_budget import LowPriorityBudget
 from quire_server.core.pipeline import SlotLoad
-from quire_server.core.policy import NORMAL_PRIORITY, TOP_PRIORITY
 from quire_server.core.request import FinishReason, Request
 from quire_server.core.request_queue import RequestQueue
 from quire_server.core.sequence import Sequence, Status
@@ -50,7 +50,6 @@ from quire_server.core.step import (
 
 __all__ = ["InFlightStep", "Scheduler", "SchedulerConfig", "SchedulerStats", "StepPlan"]
 
-_SECONDS_OF_BOUNDED_STEPS = 30.0  # after a request of normal priority came, see ``low_priority_budget``
 _MAX_WAITING_FOR_DISK = 4  # sequences; each looks up its prefix again in every step
 _UNKNOWN_TOKEN = (
     -1
@@ -69,10 +68,6 @@ class StepPlan:
     new_blocks: list[tuple[int, int]] = field(default_factory=list)  # (row, block id)
     slot: int = 0
     admission_floor: int = 0  # nothing is admitted when no more is left of the token budget
-    low_priority_budget: int | None = (
-        None  # what is left of it, in tokens of prompts; None: there is no bound
-    )
-    low_priority_from: float = 0.0  # virtual arrival
     leaders: Leaders | None = None  # of the step's sequences, once they are looked for
 
     def in_order(self) -> list[Sequence]:
@@ -116,7 +111,7 @@ class Scheduler:
         self._failures: list[TokenEvent] = []  # returned by the next commit
         self._exclusive: Sequence | None = None  # shares no step with other sequences
         self._clock = clock
-        self._newest_arrival = float("-inf")  # of requests of normal or higher priority
+        self._low_priority = LowPriorityBudget(config.low_priority_budget)
         self._num_steps = 0
         self._batch_is_closed = False  # static batching: the batch has started, nothing joins it
 
@@ -196,8 +191,8 @@ class Scheduler:
         sequence.num_fetched_tokens = num_fetched_tokens
         if is_exclusive:
             self._exclusive = sequence
-        elif TOP_PRIORITY < request.priority <= NORMAL_PRIORITY:  # health checks wait
-            self._newest_arrival = max(self._newest_arrival, request.arrival)
+        else:
+            self._low_priority.add(request)
 
     def abort(self, request_id: str) -> None:
         """Drop a request without an event. An unknown id is fine: the request may have just finished."""
@@ -351,8 +346,7 @@ class Scheduler:
         decodes, tokens = [0] * count, [0] * count
         for sequence in self._queue.running.sequences:
             decodes[sequence.slot] += (is_decode := _lacks_one_token(sequence))
-            missing = len(sequence.tokens) - sequence.num_computed
-            tokens[sequence.slot] += 1 if is_decode else min(missing, self.config.token_budget)
+            tokens[sequence.slot] += 1 if is_decode else min(_num_missing(sequence), self.config.token_budget)
         busy = {in_flight.slot for in_flight in self._in_flight}
         return [SlotLoad(*load, slot in busy) for slot, load in enumerate(zip(decodes, tokens, strict=True))]
 
@@ -442,14 +436,13 @@ class Scheduler:
         rest of the budget.
         """
         budget = self.config.token_budget - len(plan.decodes)
-        if (now := self._clock()) < self._newest_arrival + _SECONDS_OF_BOUNDED_STEPS:
-            plan.low_priority_budget, plan.low_priority_from = self.config.low_priority_budget, now
+        self._low_priority.begin_step(self._clock())
         for sequence in prompts:
             if admits and self._goes_before(self._queue.waiting.first(), sequence):
                 budget = self._admit(budget, plan, sequence)
             if budget == 0:
                 break
-            if num_tokens := _num_prompt_tokens(sequence, budget, plan):
+            if num_tokens := self._low_priority.take(sequence, min(budget, _num_missing(sequence))):
                 plan.chunks.append((sequence, num_tokens))
                 budget -= num_tokens
         return self._admit(budget, plan, None) if admits else budget
@@ -472,7 +465,7 @@ class Scheduler:
                 continue
             if sequence is self._exclusive and (plan.decodes or plan.new_decodes or plan.chunks):
                 break
-            if plan.low_priority_budget == 0 and sequence.order[0] > plan.low_priority_from:
+            if self._low_priority.is_spent_for(sequence):
                 break
             if (match := self._match(sequence, plan)) is None:
                 # A row and blocks are reserved for it.
@@ -526,12 +519,13 @@ class Scheduler:
 
     def _start(self, sequence: Sequence, match: PrefixMatch, budget: int, plan: StepPlan) -> int:
         """Start a sequence that fits; returns the rest of the budget."""
-        num_missing = len(sequence.tokens) - match.num_cached
         plan.started.append(self._queue.start(sequence, match))
         sequence.slot = plan.slot
         if plan.leaders is not None:
             plan.leaders.add(sequence)
-        num_tokens = num_missing if self.config.pools else _num_prompt_tokens(sequence, budget, plan)
+        num_tokens = _num_missing(sequence)
+        if not self.config.pools:
+            num_tokens = self._low_priority.take(sequence, min(budget, num_tokens))
         return max(0, budget - self._plan_first_tokens(sequence, num_tokens, plan))
 
     def _may_exceed(self, *, has_other_rows: bool) -> bool:
@@ -725,19 +719,9 @@ def _assume_committed(in_flight: InFlightStep) -> Iterator[None]:
                 sequence.tokens.pop()
 
 
-def _num_prompt_tokens(sequence: Sequence, budget: int, plan: StepPlan) -> int:
-    """How many tokens of its prompt the step computes. A prompt that a new request would overtake has a
-    budget of its own, of which nothing is left beside other prompts.
-    """
-    num_tokens = min(budget, len(sequence.tokens) - sequence.num_computed)
-    if plan.low_priority_budget is None:
-        return num_tokens
-    if sequence.order[0] <= plan.low_priority_from:
-        plan.low_priority_budget = 0
-        return num_tokens
-    num_tokens = min(num_tokens, plan.low_priority_budget)
-    plan.low_priority_budget -= num_tokens
-    return num_tokens
+def _num_missing(sequence: Sequence) -> int:
+    """Tokens of a sequence that are not computed."""
+    return len(sequence.tokens) - sequence.num_computed
 
 
 def _lacks_one_token(sequence: Sequence) -> bool:
