@@ -6,26 +6,14 @@ A model of 100 M random parameters; each engine is a process of its own, as a se
 """
 
 import argparse
-import os
-import statistics
-import sys
 import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 
 from bench.compare import table
 from bench.engine_processes import EngineProcesses
-from bench.tensor_parallel import (
-    DECODES,
-    FLAGS,
-    MODEL,
-    NEW_TOKENS,
-    PREFILL,
-    PROMPT,
-    THREADS,
-    Rates,
-    write_model,
-)
+from bench.engine_rates import COLUMNS, HEAD, rates, rows
+from bench.tensor_parallel import FLAGS, MODEL, THREADS, write_model
 from quire_kernels import NATIVE
 from quire_kernels.cpu.native import ISA_VARIABLE
 
@@ -53,35 +41,16 @@ def _ways() -> dict[str, tuple[tuple[str, ...], dict[str, str]]]:
 
 def measured(rounds: int) -> str:
     """Tokens per second of each engine."""
-    columns = {f"decode x{count}": (PROMPT, count) for count in DECODES} | {
-        f"prefill {PREFILL}": (PREFILL, 1)
-    }
-    ways = _ways()
-    rates = {name: {column: Rates() for column in columns} for name in ways}
-    loads = [os.getloadavg()[0]]
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         write_model(Path(folder), MODEL)
         engines = {
             name: stack.enter_context(
                 EngineProcesses(Path(folder), (*FLAGS, *flags), threads=THREADS, variables=variables)
             )
-            for name, (flags, variables) in ways.items()
+            for name, (flags, variables) in _ways().items()
         }
-        for number in range(rounds):
-            for column, (length, count) in columns.items():
-                for name, engine in engines.items():
-                    new_tokens = 2 if length == PREFILL else NEW_TOKENS
-                    prefill, *steps = (step["seconds"] for step in engine.run(length, count, new_tokens))
-                    tokens = length if length == PREFILL else count
-                    rates[name][column].add(tokens, [prefill] if length == PREFILL else steps)
-            loads.append(os.getloadavg()[0])
-            print(f"round {number}: load {loads[-1]:.1f}", file=sys.stderr, flush=True)
-    rows = [
-        [name, *(f"{statistics.median(each.rounds):.0f} ({each.best:.0f})" for each in found.values())]
-        for name, found in rates.items()
-    ]
-    found = table(["tokens per second: median step (fastest step)", *columns], rows)
-    return f"{found}\n\nLoad average in the rounds: {min(loads):.1f} to {max(loads):.1f}."
+        found, load = rates(engines, rounds)
+    return f"{table([HEAD, *COLUMNS], rows(found))}\n\n{load}"
 
 
 def main() -> None:

@@ -15,7 +15,8 @@ from pathlib import Path
 import torch
 
 from bench import all_reduce, pipeline, prefill_decode, rank_exchanges, rank_losses, rank_shards, step_message
-from bench.tensor_parallel import NEW_TOKENS, PROMPT, ROUNDS, WEIGHTS, tensor_parallel
+from bench.engine_rates import NEW_TOKENS, PROMPT
+from bench.tensor_parallel import ROUNDS, WEIGHTS, tensor_parallel
 from e2e import models
 
 RESULTS = Path(__file__).parent / "results"

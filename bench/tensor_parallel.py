@@ -6,9 +6,7 @@ runs ``quire_server.engine.rank``. They take turns, so that a disturbance of the
 and who does not have the turn sleeps.
 """
 
-import os
 import statistics
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -19,6 +17,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from bench.compare import table
 from bench.engine_processes import EngineLostError, EngineProcesses
+from bench.engine_rates import COLUMNS, HEAD, Rates, rates, rows
 from bench.ordered_engine import DEFAULT
 from quire_server.layers import communicators
 
@@ -42,8 +41,7 @@ FLAGS = ("--max-num-seqs", "32", "--max-num-batched-tokens", "1024", "--num-gpu-
 WEIGHTS = {"int8": ("--quantization", "int8"), "float32": ("--quantization", "none", "--dtype", "float32")}
 ONE, SHARED, GLOO = "one process, 2 threads", "2 ranks, shared memory", "2 ranks, gloo"
 WAYS = {ONE: (1, DEFAULT), SHARED: (2, communicators.SHARED_MEMORY), GLOO: (2, communicators.GLOO)}
-ROUNDS, NEW_TOKENS, PROMPT = 9, 33, 32
-DECODES, PREFILL = (1, 8, 32), 512
+ROUNDS = 9
 
 
 def write_model(directory: Path, model: LlamaConfig) -> None:
@@ -77,49 +75,17 @@ NOTES = (
 )
 
 
-class Rates:
-    """Tokens per second of one engine and kind of step: of the median step of each round, and of the fastest
-    of all steps.
-    """
-
-    def __init__(self) -> None:
-        self.rounds = list[float]()
-        self.best = 0.0
-
-    def add(self, tokens: int, seconds: list[float]) -> None:
-        """The steps of a round."""
-        self.rounds.append(tokens / statistics.median(seconds))
-        self.best = max(self.best, tokens / min(seconds))
-
-
 def tensor_parallel(flags: Sequence[str], model: LlamaConfig = MODEL, rounds: int = ROUNDS) -> str:
     """Tokens per second of each engine, and the ratios to one process. ``flags``: of the servers."""
-    columns = {f"decode x{count}": (PROMPT, count) for count in DECODES} | {
-        f"prefill {PREFILL}": (PREFILL, 1)
-    }
-    rates = {name: {column: Rates() for column in columns} for name in WAYS}
-    loads = [os.getloadavg()[0]]
     with tempfile.TemporaryDirectory() as folder:
         write_model(Path(folder), model)
         with engines(Path(folder), flags) as started:
-            for number in range(rounds):
-                for column, (length, count) in columns.items():
-                    for name, engine in started.items():
-                        new_tokens = 2 if length == PREFILL else NEW_TOKENS
-                        prefill, *steps = (step["seconds"] for step in engine.run(length, count, new_tokens))
-                        tokens = length if length == PREFILL else count
-                        rates[name][column].add(tokens, [prefill] if length == PREFILL else steps)
-                loads.append(os.getloadavg()[0])
-                print(f"round {number}: load {loads[-1]:.1f}", file=sys.stderr, flush=True)
-    rows = [
-        [name, *(f"{statistics.median(each.rounds):.0f} ({each.best:.0f})" for each in found.values())]
-        for name, found in rates.items()
-    ]
+            found, load = rates(started, rounds)
+    lines = rows(found)
     for name in (SHARED, GLOO):
-        pairs = [(rates[name][column], rates[ONE][column]) for column in columns]
-        rows.append([f"{name} / one process", *(_ratio(*pair) for pair in pairs)])
-    found = table(["tokens per second: median step (fastest step)", *columns], rows)
-    return f"{found}\n\n{NOTES} Load average in the rounds: {min(loads):.1f} to {max(loads):.1f}."
+        pairs = [(found[name][column], found[ONE][column]) for column in COLUMNS]
+        lines.append([f"{name} / one process", *(_ratio(*pair) for pair in pairs)])
+    return f"{table([HEAD, *COLUMNS], lines)}\n\n{NOTES} {load}"
 
 
 def _ratio(ours: Rates, base: Rates) -> str:

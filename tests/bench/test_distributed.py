@@ -8,6 +8,7 @@ from transformers import LlamaConfig
 
 from bench import all_reduce, distributed, rank_exchanges, rank_losses, rank_shards, step_message
 from bench.engine_processes import EngineLostError, EngineProcesses
+from bench.engine_rates import COLUMNS, rates, rows
 from bench.tensor_parallel import GLOO, ONE, SHARED, WEIGHTS, tensor_parallel, write_model
 from tests.bench.test_benches import table_rows
 from tests.kernels.rank_processes import where_supported
@@ -29,6 +30,26 @@ SMALL = LlamaConfig(
 def engines_running():
     commands = (each.read_bytes() for each in Path("/proc").glob("[0-9]*/cmdline"))
     return sum(b"bench.ordered_engine" in command for command in commands)
+
+
+class TimedEngine:
+    """Takes a second for a prefill, and then the given seconds in turn, those of a round alike."""
+
+    def __init__(self, *seconds: float):
+        self._rounds = [each for each in seconds for _ in COLUMNS]
+
+    def run(self, length: int, count: int, new: int):
+        taken = self._rounds.pop(0)
+        return [{"seconds": 1.0}, *({"seconds": taken} for _ in range(new - 1))]
+
+
+def test_rates_are_those_of_the_median_round_and_the_fastest_step():
+    found, load = rates({"steady": TimedEngine(0.5, 0.5, 0.5), "slow": TimedEngine(1.0, 4.0, 2.0)}, rounds=3)
+    assert rows(found) == [
+        ["steady", "2 (2)", "16 (16)", "64 (64)", "512 (512)"],
+        ["slow", "0 (1)", "4 (8)", "16 (32)", "512 (512)"],
+    ]
+    assert load.startswith("Load average in the rounds: ")
 
 
 @pytest.mark.deep
