@@ -40,6 +40,7 @@ def _all_but_head(
 KINDS: dict[str, tuple[torch.dtype, LinearFactory]] = {
     "float32": (torch.float32, Linear),
     "bfloat16": (torch.bfloat16, Linear),
+    "float32, int8 with lm_head": (torch.float32, Int8Linear),
     "bfloat16, int8 with lm_head": (torch.bfloat16, Int8Linear),
     "bfloat16, int8 but lm_head": (torch.bfloat16, _all_but_head),
 }

@@ -87,7 +87,7 @@ class ServeConfig:
     quantization: str = setting(
         "auto",
         one_of("auto", "none", "int8"),
-        "arithmetic of the linear layers; auto: int8 with dtype auto on a CPU that has VNNI, else none",
+        "arithmetic of the linear layers; auto: int8 with dtype auto on a CPU with AVX2, else none",
     )
     max_model_len: int | None = setting(None, integer(1), "longest prompt plus answer (default: the model's)")
     max_num_seqs: int = setting(64, integer(1, 4096), "most requests in one batch")

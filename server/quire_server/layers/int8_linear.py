@@ -10,7 +10,7 @@ from torch import Tensor
 from quire_kernels import NATIVE, Int8Weight, int8_linear, quantise_int8
 from quire_server.layers.linear import Linear
 
-__all__ = ["Int8Linear", "has_native_kernels", "has_vnni_kernels", "native_kernels", "tensors_of"]
+__all__ = ["Int8Linear", "has_native_kernels", "native_kernels", "tensors_of"]
 
 
 def tensors_of(weight: Int8Weight, bias: Tensor | None) -> Sequence[Tensor]:
@@ -21,11 +21,6 @@ def tensors_of(weight: Int8Weight, bias: Tensor | None) -> Sequence[Tensor]:
 def has_native_kernels() -> bool:
     """Whether the CPU kernels are built and this CPU can run them."""
     return NATIVE is not None
-
-
-def has_vnni_kernels() -> bool:
-    """Whether they multiply int8 in one instruction: then int8 is what a server takes by itself."""
-    return NATIVE is not None and NATIVE.isa == "avx512_vnni"
 
 
 def native_kernels() -> str:

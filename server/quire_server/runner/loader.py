@@ -18,7 +18,7 @@ from quire_server.core import weight_offload
 from quire_server.core.kv_division import KVDivision, KVMemory
 from quire_server.core.topology import Range, Topology
 from quire_server.errors import ConfigError
-from quire_server.layers.int8_linear import has_native_kernels, native_kernels
+from quire_server.layers.int8_linear import Int8Linear, has_native_kernels, native_kernels
 from quire_server.layers.linear import LinearFactory
 from quire_server.layers.parallel import Communicator
 from quire_server.model_dir.files import ModelFiles
@@ -61,7 +61,6 @@ class Checkpoint:
         """
         files = ModelFiles.open(model_dir)
         config = registry.load(files)
-        chosen_dtype = dtype_name(dtype, config.dtype, for_gpu=capability is not None)
         chosen, linear = quantization.choose(
             quantization_name,
             checkpoint=config.quantization,
@@ -69,6 +68,7 @@ class Checkpoint:
             stored=config.dtype,
             capability=capability,
         )
+        chosen_dtype = dtype_name(dtype, config.dtype, linear, for_gpu=capability is not None)
         tied = ("lm_head.weight",) if config.tie_word_embeddings else ()
         shards = weights.inspect(files, registry.tensors(config, linear), tied)
         return cls(files, config, shards, chosen_dtype, chosen, linear)
@@ -161,10 +161,16 @@ class Checkpoint:
         return model
 
 
-def dtype_name(wanted: str, stored: str, *, for_gpu: bool) -> str:
-    """auto: the checkpoint's dtype where the machine computes in it, float32 elsewhere."""
+def dtype_name(wanted: str, stored: str, linear: LinearFactory, *, for_gpu: bool) -> str:
+    """auto: the checkpoint's dtype where the machine computes in it, float32 elsewhere. ``linear``: of the
+    model; the int8 kernels compute beside bfloat16 wherever they run.
+    """
     if wanted == "auto":
-        has_bf16 = for_gpu or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+        has_bf16 = (
+            for_gpu
+            or (linear is Int8Linear and has_native_kernels())
+            or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+        )
         return "bfloat16" if stored != "float32" and has_bf16 else "float32"
     if wanted not in DTYPES:
         raise ConfigError(f"dtype {wanted!r} is not supported; supported: auto, {', '.join(DTYPES)}.")

@@ -93,7 +93,6 @@ def _arithmetic(
     options: RunnerConfig, stored: str, checkpoint: Quantization | None, device: Device | None
 ) -> tuple[str, str, LinearFactory]:
     """(dtype, quantization, factory). Vectors are kept and compared for years: auto rounds no weights."""
-    dtype = loader.dtype_name(options.dtype, stored, for_gpu=device is not None)
     wanted = "none" if options.quantization == "auto" else options.quantization
     name, linear = quantization.choose(
         wanted,
@@ -102,7 +101,7 @@ def _arithmetic(
         stored=stored,
         capability=None if device is None else device.capability,
     )
-    return dtype, name, linear
+    return loader.dtype_name(options.dtype, stored, linear, for_gpu=device is not None), name, linear
 
 
 def _place(device: Device | None) -> torch.device:

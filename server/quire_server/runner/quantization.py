@@ -1,7 +1,7 @@
 """Chooses the arithmetic of the linear layers, once at start, by the settings and the hardware."""
 
 from quire_server.errors import ConfigError
-from quire_server.layers.int8_linear import Int8Linear, has_vnni_kernels
+from quire_server.layers.int8_linear import Int8Linear, has_native_kernels
 from quire_server.layers.linear import GpuLinear, Linear, LinearFactory
 from quire_server.layers.quantized.linear import Quantization
 
@@ -20,7 +20,7 @@ def choose(
     """(name, factory of linear layers).
 
     * ``auto`` without a quantised checkpoint is int8 if no dtype was named, the model is not stored in
-      float32 (``stored``: its dtype) and the CPU has VNNI, by which int8 is faster than anything else there.
+      float32 (``stored``: its dtype) and the CPU has int8 kernels, which are faster than anything else there.
       A dtype that was named is used exactly.
     * A quantised checkpoint keeps its own method and is not rounded a second time; int8 applies to it only if
       its weights are int8 already.
@@ -29,7 +29,7 @@ def choose(
     """
     if capability is not None:
         return _of_gpu(checkpoint, capability), GpuLinear
-    is_faster = dtype_is_auto and stored != "float32" and has_vnni_kernels()
+    is_faster = dtype_is_auto and stored != "float32" and has_native_kernels()
     if checkpoint is not None:
         return _of_checkpoint(wanted, checkpoint, is_faster)
     if wanted == "auto":

@@ -8,12 +8,12 @@ from tokenizers import Tokenizer
 
 from quire_server.errors import ConfigError
 from quire_server.layers.int8_linear import Int8Linear, native_kernels
-from quire_server.layers.linear import GpuLinear, Linear
+from quire_server.layers.linear import GpuLinear, Linear, LinearFactory
 from quire_server.layers.quantized.gptq import GPTQ
 from quire_server.layers.quantized.ignored_layers import IgnoredLayers
 from quire_server.layers.quantized.linear import Quantization
 from quire_server.layers.quantized.scaled_8bit import FP8, INT8, Scaled
-from quire_server.runner import quantization
+from quire_server.runner import loader, quantization
 from tests.server.runner.in_process import InProcessEngine, greedy, load
 
 PROMPTS = [[(7 * i + 13 * j) % 40000 + 50 for j in range(3 + 5 * i)] for i in range(4)]
@@ -68,9 +68,33 @@ def test_int8_is_never_chosen_when_a_dtype_is_named(
     has_kernels: bool,
     chosen: str,
 ) -> None:
-    monkeypatch.setattr(quantization, "has_vnni_kernels", lambda: has_kernels)
+    monkeypatch.setattr(quantization, "has_native_kernels", lambda: has_kernels)
     name, factory = quantization.choose(wanted, checkpoint=None, dtype_is_auto=dtype_is_auto, stored=stored)
     assert (name, factory) == (chosen, {"int8": Int8Linear, "none": Linear}[chosen])
+
+
+@pytest.mark.parametrize(
+    ("linear", "has_kernels", "wanted", "stored", "chosen"),
+    [
+        (Int8Linear, True, "auto", "bfloat16", "bfloat16"),
+        (Int8Linear, True, "auto", "float16", "bfloat16"),
+        (Int8Linear, True, "auto", "float32", "float32"),
+        (Int8Linear, True, "float32", "bfloat16", "float32"),
+        (Int8Linear, False, "auto", "bfloat16", "float32"),
+        (Linear, True, "auto", "bfloat16", "float32"),
+    ],
+)
+def test_the_int8_kernels_compute_beside_bfloat16_on_a_cpu_where_torch_is_slow_in_it(
+    monkeypatch: pytest.MonkeyPatch,
+    linear: LinearFactory,
+    has_kernels: bool,
+    wanted: str,
+    stored: str,
+    chosen: str,
+) -> None:
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
+    monkeypatch.setattr(loader, "has_native_kernels", lambda: has_kernels)
+    assert loader.dtype_name(wanted, stored, linear, for_gpu=False) == chosen
 
 
 def test_an_unknown_quantization_is_refused_by_name() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from quire_operator.reports import Effective, parse_statusz
-from quire_server.layers.int8_linear import has_vnni_kernels
+from quire_server.layers.int8_linear import has_native_kernels
 from tests.server.launch import Server
 
 
@@ -48,6 +48,6 @@ def test_a_context_that_was_asked_for_is_the_wanted_one_and_arithmetic_by_defaul
     found, seen = effective(model, tmp_path, "--max-model-len", "64")
 
     assert (found.max_model_len, found.wanted_model_len, seen) == (64, 64, 64)
-    is_rounded = has_vnni_kernels()
+    is_rounded = has_native_kernels()
     assert found.quantization == ("int8" if is_rounded else "none")
     assert found.inexact_defaults == (("quantization",) if is_rounded else ())
