@@ -20,7 +20,7 @@ from quire_server.errors import DiskError
 from quire_server.health import decision
 from quire_server.health.decision import Thresholds
 from quire_server.health.heartbeat import Control, Process, SharedState
-from quire_server.health.rank_states import rank_states
+from quire_server.health.rank_states import RankState, rank_states
 from quire_server.supervisor.children import Children
 from quire_server.supervisor.processes import API, ENGINE, HEALTH, engine_environ, rank_name
 from quire_server.supervisor.run_dir import run_dir
@@ -106,7 +106,8 @@ class Supervisor:
             ending = self._look_at_children() or self._look_at_ranks()
             if ending is None:
                 sample = self._state.read_heartbeat()
-                failure = watch_load(sample, started_at, time.monotonic(), self._limits)
+                now = time.monotonic()
+                failure = watch_load(sample, started_at, now, self._limits, self._rank_states(now))
                 ending = None if failure is None else Ending.of(failure)
             if ending is not None:
                 return self._end(ending)
@@ -157,14 +158,13 @@ class Supervisor:
         if now - self._ticked_at > _PAUSE_SECONDS:
             self._watched_since = now
         self._ticked_at = now
-        sample, beats, steps = (
-            self._state.read_heartbeat(),
-            self._state.read_beats(),
-            self._state.read_steps(),
-        )
-        states = rank_states(beats, steps, now, self._config.local_ranks)
-        failure = watch_ranks(sample, states, now - self._watched_since)
+        sample = self._state.read_heartbeat()
+        failure = watch_ranks(sample, self._rank_states(now), now - self._watched_since)
         return None if failure is None else Ending.of(failure)
+
+    def _rank_states(self, now: float) -> Sequence[RankState]:
+        beats, steps = self._state.read_beats(), self._state.read_steps()
+        return rank_states(beats, steps, now, self._config.local_ranks)
 
     def _end(self, ending: Ending) -> Ending:
         """Write the reason at once (the kubelet may kill the pod within two seconds), and become unready. The

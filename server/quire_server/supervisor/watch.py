@@ -43,15 +43,26 @@ class Ending:
         return cls(failure.exit_code, failure)
 
 
-def watch_load(sample: Heartbeat | None, started_at: float, now: float, limits: LoadLimits) -> Failure | None:
-    """The failure of a server that has been loading for too long, or None. Times are monotonic seconds."""
+def watch_load(
+    sample: Heartbeat | None,
+    started_at: float,
+    now: float,
+    limits: LoadLimits,
+    states: Sequence[RankState] = (),
+) -> Failure | None:
+    """The failure of a server that has been loading for too long, or None. Times are monotonic seconds.
+    ``states``: of the ranks; one that does not run is named, since all others wait for it.
+    """
     if sample is not None and sample.phase is Phase.SERVING:
         return None
     loaded = "" if sample is None else f" ({sample.loaded_bytes} of {sample.total_bytes} bytes loaded)"
+    absent = _absent(states)
+    loaded += f", and {absent}" if absent else ""
+    node = "look at the node's CPU and memory, " if absent else ""
     if now - started_at >= limits.startup:
         return Failure(
             Reason.STARTUP_TIMEOUT,
-            f"The model was not ready after {limits.startup:g} s{loaded}: raise startupTimeoutSeconds, "
+            f"The model was not ready after {limits.startup:g} s{loaded}: {node}raise startupTimeoutSeconds, "
             "give the pod more CPU, or use faster storage.",
         )
     if sample is None:
@@ -61,10 +72,21 @@ def watch_load(sample: Heartbeat | None, started_at: float, now: float, limits: 
     if is_stalled:
         return Failure(
             Reason.LOAD_STALLED,
-            f"Loading made no progress for {limits.stall:g} s{loaded}: check the volume that holds the "
-            "model, or raise loadStallTimeoutSeconds.",
+            f"Loading made no progress for {limits.stall:g} s{loaded}: {node}check the volume that "
+            "holds the model, or raise loadStallTimeoutSeconds.",
         )
     return None
+
+
+def _absent(states: Sequence[RankState]) -> str:
+    """Which ranks do not run, and since when."""
+    absent = []
+    for state in states:
+        if state.missing == "NotStarted":
+            absent.append(f"rank {state.rank} has not started")
+        elif state.missing == "Silent":
+            absent.append(f"rank {state.rank} did not run for {state.beat_age or 0.0:.0f} s")
+    return ", ".join(absent)
 
 
 def watch_ranks(sample: Heartbeat | None, states: Sequence[RankState], watched: float) -> Failure | None:

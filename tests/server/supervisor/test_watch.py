@@ -5,6 +5,7 @@ import signal
 import pytest
 
 from quire_server.health.heartbeat import Heartbeat, Phase
+from quire_server.health.rank_states import RankState
 from quire_server.supervisor.processes import threads_of_rank
 from quire_server.supervisor.watch import Ending, LoadLimits, ending_of_child, watch_load
 from quire_server.termination import Failure, Reason
@@ -53,6 +54,21 @@ def test_the_remedy_is_a_field_of_the_api():
     assert "loadStallTimeoutSeconds" in stalled.message
     assert "startupTimeoutSeconds" in late.message
     assert "5 of 9 bytes" in stalled.message
+
+
+def test_a_rank_that_did_not_run_while_the_model_loaded_is_named():
+    """All others wait for it, and nothing else shows which one it is."""
+    states = (
+        RankState(0, 0.1, 0),
+        RankState(1, 58.0, 0, "Silent"),
+        RankState(2, None, 0, "NotStarted"),
+    )
+    for now in (60.0, 1000.0):
+        message = watch_load(LOADING, 0.0, now, LIMITS, states).message
+        assert "rank 1 did not run for 58 s, rank 2 has not started" in message
+        assert "rank 0" not in message
+        assert "the node's CPU and memory" in message
+        assert "rank" not in watch_load(LOADING, 0.0, now, LIMITS, states[:1]).message
 
 
 CORRUPT = Failure(Reason.MODEL_CORRUPT, "the file is damaged")
