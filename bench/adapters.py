@@ -15,6 +15,7 @@ from quire_server.core.request import Request
 from quire_server.core.sampling_params import SamplingParams
 from quire_server.core.scheduler import Scheduler, SchedulerConfig
 from quire_server.models.adapter_file import AdapterFile
+from quire_server.runner.adapters import Adapters
 from quire_server.runner.model_runner import ModelRunner, RunnerConfig
 
 STREAMS, ADAPTERS, PROMPT, LENGTH = 8, 4, 32, 64
@@ -31,14 +32,14 @@ def load(directory: Path, rank: int) -> ModelRunner:
     )
     runner = ModelRunner.load(directory, options, lambda loaded, total: None)
     adapters = runner.adapters
-    assert adapters is not None
+    assert isinstance(adapters, Adapters)
     for number in range(1, ADAPTERS + 1):
         factors = {
             name: (
                 torch.randn(rank, inputs).to(adapters.dtype) * 0.01,
                 torch.zeros(out, rank).to(adapters.dtype),
             )
-            for name, (out, inputs) in adapters.shapes.items()
+            for name, (out, inputs, *_) in adapters.matrices.items()
         }
         adapters.add(number, AdapterFile(rank, factors, str(number)))
     return runner

@@ -71,7 +71,8 @@ refuses less than half a CPU for each rank of a pod in `resources.cpu`. Give eac
 in every layer all of them wait for the slowest.
 
 Every other feature works with any number of ranks ([what works together](matrix.md)). Each rank moves its
-own heads of a KV block to host memory, to disk and back. A draft model is not divided: rank 0 has all of it
+own heads of a KV block to host memory, to disk and back, and has its part of each
+[LoRA adapter](adapters.md#what-works-together). A draft model is not divided: rank 0 has all of it
 and drafts while the others wait, so take one that is small beside the model's part on a rank.
 
 ## When it helps, and when not

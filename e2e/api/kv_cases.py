@@ -41,12 +41,11 @@ KV_CASES: dict[str, dict[str, Any]] = {
     "spec#36": {
         "field": "spec.engine",
         "accepted": (
-            minimal(engine={"maxAdapters": 4}, parallelism={"tensor": 1}),
-            minimal(parallelism={"tensor": 2}, resources={"cpu": "2"}),
-        ),
-        "refused": (
             minimal(engine={"maxAdapters": 4}, parallelism={"tensor": 2}, resources={"cpu": "2"}),
             minimal(engine={"maxAdapters": 4}, parallelism={"pipeline": 2}, resources={"cpu": "2"}),
+            minimal(disaggregation={"prefill": {}}),
+        ),
+        "refused": (
             minimal(engine={"maxAdapters": 4}, disaggregation={"prefill": {}}),
             minimal(
                 engine={"maxAdapters": 4, "weightOffload": "1Gi"}, resources={"memory": "4Gi", "gpu": {}}

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from quire_sizing.errors import SizingError
-from quire_sizing.model import ModelShape, check_tensor, rank_kv_heads, rank_parameters
-from quire_sizing.stages import check_pipeline, stages
+from quire_sizing.model import ModelShape, check_tensor, rank_adapted, rank_kv_heads, rank_parameters
+from quire_sizing.stages import check_pipeline, stage_layers, stages
 
 _CUDA = 600 << 20  # memory of a GPU that a process uses before its first tensor
 _EXCHANGE = 512 << 20  # buffers through which NCCL exchanges with the other ranks
@@ -121,14 +121,19 @@ def kv_bytes_per_token(model: ModelShape, bits: int = 16, tensor: int = 1, layer
     return 2 * (layers or model.num_layers) * rank_kv_heads(model, tensor) * row
 
 
-def adapter_bytes(model: ModelShape, serving: Serving) -> int:
-    """Of a LoRA adapter of the highest rank for every matrix, as of each place on the accelerator."""
-    return model.adapted_size * serving.max_adapter_rank * serving.adapter_bits // 8
+def adapter_bytes(model: ModelShape, serving: Serving, layers: int | None = None) -> int:
+    """Of a LoRA adapter of the highest rank for every matrix, as of each place on one accelerator: the part
+    of a rank with so many layers (None: of the stage with the most).
+    """
+    count = layers or max(stage_layers(model, serving.pipeline))
+    numbers = rank_adapted(model, serving.tensor) * count // model.num_layers
+    return numbers * serving.max_adapter_rank * serving.adapter_bits // 8
 
 
 def host_adapters(model: ModelShape, serving: Serving, host_memory: int) -> int:
     """How many such adapters the host has room for, at most: the server counts its processes, too."""
-    left = max(0, host_memory - serving.host_weights - serving.host_taken) // _HOST_SHARE
+    left = max(0, host_memory - serving.host_weights - serving.host_taken)
+    left = left // serving.ranks_per_node // _HOST_SHARE
     each = adapter_bytes(model, serving)
     return min(_MAX_HOST_ADAPTERS, left // each) if each else 0
 
@@ -192,7 +197,8 @@ def stage_budgets(model: ModelShape, accelerator: Accelerator, serving: Serving)
         weights = weight_bytes(stage.parameters, serving.weight_bits)
         weights = max(0, weights - serving.host_weights // serving.ranks)
         needed = workspace(model, serving, samples=index in (0, len(divided) - 1))
-        room = max(0, usable - weights - needed - serving.max_adapters * adapter_bytes(model, serving))
+        places = serving.max_adapters * adapter_bytes(model, serving, stage.layers)
+        room = max(0, usable - weights - needed - places)
         if serving.kv_memory is not None:
             room = min(room, serving.kv_memory // serving.ranks)
         found.append(
@@ -232,7 +238,7 @@ def budget(model: ModelShape, accelerator: Accelerator, serving: Serving) -> Bud
         longest=min(fitting, model.longest),
         concurrency=concurrency,
         stages=found if len(found) > 1 else (),
-        adapters=serving.max_adapters * adapter_bytes(model, serving),
+        adapters=serving.max_adapters * adapter_bytes(model, serving, tightest.layers),
     )
 
 
@@ -379,11 +385,8 @@ def _check(model: ModelShape, serving: Serving) -> None:
             f"{serving.ranks} accelerators cannot be spread over {serving.nodes} nodes; give a number that "
             "divides tensor times pipeline."
         )
-    if serving.max_adapters and (serving.ranks > 1 or serving.pools):
-        raise SizingError(
-            "Adapters are served with text of a model on one accelerator: leave out max-adapters, or size it "
-            "without tensor, pipeline and Embed."
-        )
+    if serving.max_adapters and serving.pools:
+        raise SizingError("A model that embeds texts has no adapters: leave out max-adapters.")
     if not (serving.max_adapters >= 0 and serving.max_adapter_rank > 0):
         raise SizingError("max-adapters has to be 0 or more, and max-adapter-rank 1 or more.")
     if serving.max_num_seqs < 1:

@@ -42,6 +42,7 @@ class ModelShape:
     vocab_parameters: int = 0  # of the embedding and the head
     whole_parameters: int = 0  # that are not divided: norms, routers, biases after a sum
     adapted_size: int = 0  # inputs and outputs of the matrices that LoRA adapters may have, added up
+    adapted_whole: int = 0  # those of them that are not divided among ranks
 
 
 def tensor_sizes(model: ModelShape) -> tuple[int, ...]:
@@ -95,6 +96,17 @@ def rank_kv_heads(model: ModelShape, tensor: int) -> int:
     return max(1, model.num_kv_heads // tensor)
 
 
+def rank_adapted(model: ModelShape, tensor: int) -> int:
+    """Of ``adapted_size``, what one of so many ranks has: of q, k, v, gate and up its outputs, of o and down
+    its inputs. Heads of keys and values may be on several ranks.
+    """
+    if tensor == 1:
+        return model.adapted_size
+    kv_sizes = 2 * model.num_layers * model.num_kv_heads * model.head_size
+    split = model.adapted_size - model.adapted_whole - kv_sizes
+    return model.adapted_whole + split // tensor + kv_sizes // min(tensor, model.num_kv_heads)
+
+
 def from_config(config: Mapping[str, Any]) -> ModelShape:
     """The model of a config.json. Raises SizingError, which names the key that is missing or not a number."""
     hidden, layers = _whole(config, "hidden_size"), _whole(config, "num_hidden_layers")
@@ -134,14 +146,23 @@ def from_config(config: Mapping[str, Any]) -> ModelShape:
         adapted_size=_adapted_size(
             config, layers, feed_forward.num_dense, heads * head_size, 2 * kv_heads * head_size
         ),
+        adapted_whole=_adapted_size(config, layers, feed_forward.num_dense, 0, 0, width=0),
     )
 
 
 def _adapted_size(
-    config: Mapping[str, Any], layers: int, num_dense: int, queries: int, keys_values: int
+    config: Mapping[str, Any],
+    layers: int,
+    num_dense: int,
+    queries: int,
+    keys_values: int,
+    *,
+    width: int | None = None,
 ) -> int:
     """What a LoRA adapter of rank 1 for every matrix has numbers for. Experts have none."""
-    hidden, width = _whole(config, "hidden_size"), _whole(config, "intermediate_size")
+    hidden = _whole(config, "hidden_size")
+    if width is None:
+        width = _whole(config, "intermediate_size")
     is_fused = config.get("model_type") in _FUSED
     attention = (1 if is_fused else 3) * hidden + queries + keys_values + queries + hidden
     feed_forward = (1 if is_fused else 2) * hidden + 2 * width + width + hidden

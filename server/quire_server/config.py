@@ -454,8 +454,6 @@ def _check_adapters(config: ServeConfig) -> None:
             )
         return
     for flag, is_set in (
-        ("--tensor-parallel-size", config.tensor_parallel_size > 1),
-        ("--pipeline-parallel-size", config.pipeline_parallel_size > 1),
         ("--cpu-offload-gb", config.cpu_offload_gb > 0),
         ("--kv-role", config.kv_role != "none"),
     ):

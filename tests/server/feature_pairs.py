@@ -42,10 +42,6 @@ REFUSED = (
         ("tests/server/runner/test_quantization.py", "test_a_quantised_checkpoint_is_not_rounded_twice"),
         ("int8 arithmetic", "quantised checkpoint"),
     ),
-    (
-        ("tests/server/test_config.py", "test_adapters_are_refused_where_they_do_not_work"),
-        ("LoRA adapters", "several ranks"),
-    ),
 )
 
 _RUNNER, _CORE = "tests/server/runner/", "tests/server/core/"
@@ -80,6 +76,10 @@ _DETECTOR = (
 _ADAPTERS = (
     _RUNNER + "test_adapters.py",
     "test_adapters_survive_chunks_preemption_tiers_and_drafts",
+)
+_ADAPTERS_OF_RANKS = (
+    _RUNNER + "test_adapters.py",
+    "test_ranks_and_stages_answer_with_adapters_as_one_rank",
 )
 _INT8_ADAPTERS = (_RUNNER + "test_adapters.py", "test_int8_layers_have_adapters_beside_them")
 
@@ -162,6 +162,7 @@ WORKS: tuple[tuple[tuple[str, str], tuple[str, ...]], ...] = (
         for method in (_NGRAM, _DRAFT_MODEL)
         for mode in (_RECOMPUTED, _SWAPPED)
     ),
+    (_ADAPTERS_OF_RANKS, ("LoRA adapters", "several ranks", "host tier", _SWAPPED)),
     (_INT8_ADAPTERS, ("LoRA adapters", "int8 arithmetic")),
 )
 

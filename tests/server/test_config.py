@@ -125,8 +125,6 @@ def test_every_node_has_ranks_of_its_own_and_all_have_the_same_common_settings()
 @pytest.mark.parametrize(
     "flags",
     [
-        ("--tensor-parallel-size", "2"),
-        ("--pipeline-parallel-size", "2"),
         ("--cpu-offload-gb", "1"),
         ("--kv-role", "kv_producer"),
     ],

@@ -84,6 +84,10 @@ def test_places_for_adapters_of_every_family_are_as_large_as_the_servers(
         places = Adapters(skeleton, 3, 8, dtype, torch.device("meta"))
         serving = Serving(max_adapters=3, max_adapter_rank=8, adapter_bits=bits)
         assert memory.adapter_bytes(model, serving) == places.slot_bytes
+        sharded = sharding.shard(config, Topology(2)) if 2 in tensor_sizes(model) else config
+        divided = registry.build(sharded, max_len=1, dtype=dtype, device=torch.device("meta"), linear=Linear)
+        part = replace(serving, tensor=sharded.topology.tensor)
+        assert memory.adapter_bytes(model, part) == Adapters(divided, 3, 8, dtype, None).slot_bytes
         held = [one for linear in places._linears for one in (linear._a, linear._b)]
         assert 3 * memory.adapter_bytes(model, serving) == sum(one.nbytes for one in held)
 
@@ -99,6 +103,11 @@ def test_places_for_adapters_are_no_room_for_the_cache_and_the_host_has_a_quarte
     (stage,), (other,) = (memory.stage_budgets(model, accelerator, one) for one in (serving, plain))
     assert other.room - stage.room == 8 * each
     assert memory.need(model, serving).least - memory.need(model, plain).least == 8 * each
+
+    halves = memory.stage_budgets(model, accelerator, replace(serving, pipeline=2))
+    alone = memory.stage_budgets(model, accelerator, replace(plain, pipeline=2))
+    taken = [one.room - other.room for one, other in zip(alone, halves, strict=True)]
+    assert taken == [8 * each * stage.layers // 32 for stage in halves]
 
     host = memory.RESPONSES + 4 * 10 * each
     assert memory.host_adapters(model, serving, host) == 10
@@ -371,7 +380,6 @@ def test_nodes_change_nothing_of_what_an_accelerator_holds() -> None:
         (Serving(max_num_seqs=0), "maxNumSeqs"),
         (Serving(utilization=1.5), "gpu-memory-utilization"),
         (Serving(max_adapters=1, pools=True), "leave out max-adapters"),
-        (Serving(max_adapters=1, pipeline=2), "leave out max-adapters"),
         (Serving(max_adapters=-1), "max-adapters has to be 0 or more"),
         (Serving(max_adapters=1, max_adapter_rank=0), "max-adapter-rank 1 or more"),
     ],

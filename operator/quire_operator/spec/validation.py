@@ -208,7 +208,7 @@ def _check_speculation(speculation: Speculation) -> None:
 
 
 def _check_adapters_of_engine(spec: Spec) -> None:
-    engine, sizes = spec.engine, spec.parallelism
+    engine = spec.engine
     if engine.max_adapters is None:
         if engine.max_adapter_rank is not None or engine.adapters_path:
             raise SpecError(
@@ -217,11 +217,10 @@ def _check_adapters_of_engine(spec: Spec) -> None:
             )
         return
     _check_path("spec.engine.adaptersPath", engine.adapters_path)
-    if spec.disaggregation is not None or engine.weight_offload or sizes.tensor * sizes.pipeline > 1:
+    if spec.disaggregation is not None or engine.weight_offload:
         raise SpecError(
             "spec.engine.maxAdapters",
-            "adapters work in one process that has the whole model: drop maxAdapters, or disaggregation, "
-            "engine.weightOffload and the sizes of parallelism",
+            "adapters do not work with them: drop maxAdapters, or disaggregation and engine.weightOffload",
         )
 
 

@@ -19,6 +19,23 @@ from quire_server.core.step import CopyOutcome, Step
 STEP_MASK = (1 << 31) - 1
 
 
+class AdapterOrder(NamedTuple):
+    """To the other ranks: read their parts of the LoRA adapter in this directory and keep it under a number;
+    without a directory, forget what has the number.
+    """
+
+    number: int
+    directory: str
+
+
+class AdapterReport(NamedTuple):
+    """A rank has read its part of an adapter, of a content with this digest, or could not, for a reason."""
+
+    number: int
+    digest: str
+    reason: str
+
+
 @dataclass(frozen=True, slots=True)
 class RankStep:
     """One forward pass, and what earlier ones led to since the last message. ``step`` has no sampling
@@ -34,6 +51,7 @@ class RankStep:
     nan_rows: tuple[int, ...] = ()  # rows whose logits were not finite
     graph: Shape | None = None  # of the recording that all ranks replay: none of them chooses it itself
     only_largest: bool = False  # whether rank 0 needs only the largest logit of each position, and its token
+    adapter_orders: tuple[AdapterOrder, ...] = ()  # before the pass
 
 
 class EchoStatus(enum.IntEnum):
@@ -71,6 +89,7 @@ class Echo:
     status: EchoStatus = EchoStatus.DONE
     copied: CopyOutcome | None = None  # of the rank's own part of the blocks; None: no copy has ended
     work: Work = NO_WORK
+    adapters: tuple[AdapterReport, ...] = ()  # that were read since the last echo
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,3 +102,4 @@ class RankLimits:
     num_disk_slots: int
     max_model_len: int
     vocab_size: int
+    num_adapter_slots: int = 0

@@ -1,4 +1,4 @@
-"""The LoRA adapters that an engine has, by name: loaded on a thread of its own, dropped when no request needs
+"""The LoRA adapters that an engine has, by name: loaded beside the steps, dropped when no request needs
 them any more.
 
 A name may get other content: its requests so far keep what they began with, new ones get the new content once
@@ -18,9 +18,9 @@ from typing import Protocol
 from quire_server.core.adapter_slots import AdapterSlots
 from quire_server.core.step import ADAPTER_GONE
 from quire_server.engine.messages import AdapterState, LoadAdapter
-from quire_server.errors import QuireServerError, RequestError
+from quire_server.errors import RequestError
 from quire_server.models.adapter_file import AdapterFile
-from quire_server.text.fair_executor import FairExecutor
+from quire_server.runner.adapters import reason_of
 
 logger = logging.getLogger(__name__)
 
@@ -28,9 +28,13 @@ MAX_ADAPTERS = 256  # on the host
 
 
 class AdapterStore(Protocol):
-    """The runner's adapters, by number."""
+    """The runner's adapters, by number. ``begin`` reads on another thread, maybe on several ranks;
+    ``exchange`` takes part in what these do, and returns whether to call it again soon.
+    """
 
-    def read(self, directory: Path) -> AdapterFile: ...
+    def begin(self, number: int, directory: Path) -> Future[AdapterFile]: ...
+
+    def exchange(self) -> bool: ...
 
     def add(self, number: int, file: AdapterFile) -> None: ...
 
@@ -53,6 +57,8 @@ class _Entry:
     load_id: str
     adapter: Adapter | None = None
     loading: Future[AdapterFile] | None = None
+    number: int = 0  # of what is loading
+    path: str = ""
     reason: str = ""
 
 
@@ -64,8 +70,8 @@ class AdapterRegistry:
         self._entries: dict[str, _Entry] = {}
         self._dropped: set[int] = set()  # numbers that requests may still use
         self._last_number = 0
-        self._thread: FairExecutor | None = None
-        self.wake: Callable[[], object] = bool  # called from the loading thread when something is read
+        self.is_exchanging = False  # whether to call ``advance`` again soon
+        self.wake: Callable[[], object] = bool  # called when something is read, maybe from another thread
 
     def find(self, name: str) -> Adapter | None:
         """The adapter of a request, None for the model itself. Raises RequestError where it is not loaded."""
@@ -97,6 +103,8 @@ class AdapterRegistry:
         changed.
         """
         has_changed = False
+        if self._store is not None:
+            self.is_exchanging = self._store.exchange()
         for name, entry in self._entries.items():
             if entry.loading is not None and entry.loading.done():
                 self._take(name, entry, entry.loading)
@@ -121,9 +129,9 @@ class AdapterRegistry:
         elif self._num_others(entry) >= MAX_ADAPTERS:
             entry.reason = f"there are {MAX_ADAPTERS} adapters already: drop one"
         else:
-            self._thread = self._thread or FairExecutor("adapters")
-            directory = Path(load.path)
-            entry.loading = self._thread.submit("", lambda: store.read(directory))
+            self._last_number += 1
+            entry.number, entry.path = self._last_number, load.path
+            entry.loading = store.begin(entry.number, Path(load.path))
             entry.loading.add_done_callback(lambda _: self.wake())
 
     def _num_others(self, entry: _Entry) -> int:
@@ -133,23 +141,18 @@ class AdapterRegistry:
 
     def _take(self, name: str, entry: _Entry, loading: Future[AdapterFile]) -> None:
         entry.loading = None
-        try:
-            file = loading.result()
-        except Exception as error:  # a file of a user must not end the engine, whatever is wrong with it
-            is_known = isinstance(error, QuireServerError)
-            kind = type(error).__name__
-            entry.reason = str(error) if is_known else f"It could not be read ({kind}): see the server's log."
-            why = {"adapter": name, "why": entry.reason}
-            logger.error("an adapter is not loaded", exc_info=None if is_known else error, extra=why)
+        if (error := loading.exception()) is not None:
+            entry.reason = reason_of(error, entry.path)
+            logger.error("an adapter is not loaded", extra={"adapter": name, "why": entry.reason})
             return
+        file = loading.result()
         if entry.adapter is not None and entry.adapter.digest == file.digest:
             return
         self._drop(entry.adapter)
-        self._last_number += 1
         key = f"{name}@{file.digest}"
-        entry.adapter = Adapter(self._last_number, key, file.digest, file.rank, file.size)
+        entry.adapter = Adapter(entry.number, key, file.digest, file.rank, file.size)
         assert self._store is not None
-        self._store.add(self._last_number, file)
+        self._store.add(entry.number, file)
         facts = {"adapter": name, "digest": file.digest, "rank": file.rank, "bytes": file.size}
         logger.info("an adapter is loaded", extra=facts)
 

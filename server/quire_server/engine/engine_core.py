@@ -46,6 +46,7 @@ from quire_server.runner.structured_outputs import Grammars
 logger = logging.getLogger(__name__)
 
 _IDLE_POLL_SECONDS = 1.0
+_EXCHANGE_SECONDS = 0.02  # between messages to ranks that read adapters, while no step runs
 _BLOCK_CHECK_SECONDS = 10.0
 _FLAP_SECONDS = 10.0
 _RETRY_SECONDS = 0.001
@@ -178,7 +179,8 @@ class EngineCore:
             raise
 
     def _iterate(self, socket: EngineSocket) -> None:
-        timeout = POLL_SECONDS if self._grammar_queue else _IDLE_POLL_SECONDS
+        timeout = _EXCHANGE_SECONDS if self._adapters.is_exchanging else _IDLE_POLL_SECONDS
+        timeout = POLL_SECONDS if self._grammar_queue else timeout
         inputs = socket.poll(0.0 if self._scheduler.has_work else timeout)
         has_changed = self._adapters.apply(inputs.adapter_loads, inputs.adapter_drops)
         if self._adapters.advance() or has_changed:

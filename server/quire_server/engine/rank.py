@@ -137,7 +137,8 @@ def follow(
         status, copied = runner.execute(message)
         if faults is not None:
             faults.after_exchanges(decoder.sequence)
-        echo = Echo(decoder.sequence, decoder.digest, status, copied, runner.work)
+        reports = runner.adapter_reports()
+        echo = Echo(decoder.sequence, decoder.digest, status, copied, runner.work, reports)
         channel.send(step_codec.encode_echo(echo))
         on_step(decoder.sequence)
         runner.prepare()

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from quire_server.config import ServeConfig
-from quire_server.core.rank_step import NO_WORK, Echo, EchoStatus, RankStep, Work
+from quire_server.core.rank_step import NO_WORK, AdapterReport, Echo, EchoStatus, RankStep, Work
 from quire_server.engine import (
     rank_admission,
     rank_auth,
@@ -191,6 +191,7 @@ class RankGroup:
         self._on_echo(0, sequence, work)
         seconds = min(DEADLINE, self._deadline) if has_output else self._deadline
         echoes, closed, waited = list[Echo](), list[int](), list[int]()
+        reports = list[tuple[int, AdapterReport]]()
         missing, left, is_last_turn = dict(self._channels), seconds, is_lost
         while missing:
             turn = Patience(_GRACE_SECONDS if is_last_turn else min(DEADLINE, left))
@@ -206,6 +207,7 @@ class RankGroup:
                 else:
                     self._on_echo(rank, sequence, echo.work)
                     echoes.append(echo)
+                    reports += ((rank, report) for report in echo.adapters)
                     waited += [rank] * (echo.status is EchoStatus.LOST_PEER)
             if is_last_turn or (left <= 0 and not (closed or waited)):
                 break
@@ -217,7 +219,8 @@ class RankGroup:
                 f"Step {sequence}: rank {waited[0]} waited in vain for another rank's part. {_REMEDY}"
             )
         is_out_of_memory = any(echo.status is EchoStatus.OUT_OF_MEMORY for echo in echoes)
-        return PassOutcome(is_out_of_memory, tuple(echo.copied for echo in echoes if echo.copied is not None))
+        copied = tuple(echo.copied for echo in echoes if echo.copied is not None)
+        return PassOutcome(is_out_of_memory, copied, tuple(reports))
 
     def _receive_echo(
         self, rank: int, channel: Channel, patience: Patience, wanted: tuple[int, int]

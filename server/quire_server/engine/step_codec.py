@@ -14,24 +14,35 @@ import operator
 import struct
 import zlib
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
 from quire_server.core.cuda_graph_shapes import Shape
-from quire_server.core.rank_step import Echo, EchoStatus, RankLimits, RankStep, Work
+from quire_server.core.rank_step import (
+    AdapterOrder,
+    AdapterReport,
+    Echo,
+    EchoStatus,
+    RankLimits,
+    RankStep,
+    Work,
+)
 from quire_server.core.sampling_params import SamplingParams
 from quire_server.core.step import Copies, CopyOutcome, StartedRow, Step
-from quire_server.engine.codec import CodecError
+from quire_server.engine.codec import CodecError, decoder, encode, unpack
 
-VERSION = 6
+VERSION = 7
 MAX_STEP_BYTES = 64 << 20
 MAX_ECHO_BYTES = 1 << 20
 _HAS_COPIES, _ONLY_LARGEST = 1, 2
 _HAS_OUTCOME, _DISK_FAILED = 1, 2
 _NO_GRAPH = (0, 0)
 _ITEM = 4  # bytes of an integer
-_STARTED = 5  # integers of a started row: row, prompt tokens, prompt logprobs + 1, tokens, blocks
+# Integers of a started row: row, prompt tokens, prompt logprobs + 1, tokens, blocks, slot of its adapter + 1.
+_STARTED = 6
+_ORDERS, _REPORTS = decoder(tuple[AdapterOrder, ...]), decoder(tuple[AdapterReport, ...])
 
 
 class _Lengths(NamedTuple):
@@ -52,6 +63,8 @@ class _Lengths(NamedTuple):
     saves: int  # pairs
     loads: int  # pairs
     fetches: int  # pairs
+    adapter_loads: int  # pairs
+    orders: int  # bytes behind the columns, of msgpack: they are rare, and have texts
 
     @property
     def copies(self) -> int:
@@ -66,7 +79,7 @@ class _Lengths(NamedTuple):
             + self.sampled_steps
             + self.sampled
             + self.nan_rows
-            + 2 * (self.new_blocks + self.drafted + self.copies)
+            + 2 * (self.new_blocks + self.drafted + self.copies + self.adapter_loads)
             + self.draft_tokens
             + _STARTED * self.started
             + self.started_tokens
@@ -76,8 +89,8 @@ class _Lengths(NamedTuple):
 
 # Version, flags, sequence, step id, shape of the recording, lengths.
 _STEP_HEADER = struct.Struct(f"<BBIQ2I{len(_Lengths._fields)}I")
-# Version, status, flags, sequence, digest, work, lengths of four columns.
-_ECHO_HEADER = struct.Struct("<BBBII2I4I")
+# Version, status, flags, sequence, digest, work, lengths of four columns, bytes of reports of adapters.
+_ECHO_HEADER = struct.Struct("<BBBII2I5I")
 _MOST = 0xFFFFFFFF
 _STATUSES = frozenset(EchoStatus)
 
@@ -107,6 +120,8 @@ class StepEncoder:
         if copies is not None:
             flags |= _HAS_COPIES
             columns += map(_flat, _copy_columns(copies))
+        columns.append(_flat(step.adapter_loads))
+        orders = encode(message.adapter_orders) if message.adapter_orders else b""
         lengths = _Lengths(
             len(step.rows),
             len(step.rows) - decodes,
@@ -120,11 +135,13 @@ class StepEncoder:
             sum(len(row.token_ids) for row in step.started),
             sum(len(row.block_ids) for row in step.started),
             *(map(len, _copy_columns(copies)) if copies is not None else (0,) * 4),
+            adapter_loads=len(step.adapter_loads),
+            orders=len(orders),
         )
         self.sequence += 1
         numbers = (self.sequence & 0xFFFFFFFF, step.step_id, *(message.graph or _NO_GRAPH))
         header = _STEP_HEADER.pack(VERSION, flags, *numbers, *lengths)
-        body = header + _packed(columns)
+        body = header + _packed(columns) + orders
         if len(body) > MAX_STEP_BYTES:
             raise ValueError(f"a step of {len(body)} bytes")
         self.digest = zlib.crc32(body, self.digest)
@@ -155,15 +172,20 @@ class StepDecoder:
             raise CodecError("copies without their flag")
         if sequence != (self.sequence + 1) & 0xFFFFFFFF:
             raise CodecError(f"step {sequence} follows step {self.sequence}")
-        if len(body) != _STEP_HEADER.size + _ITEM * lengths.total:
+        end = _STEP_HEADER.size + _ITEM * lengths.total
+        if len(body) != end + lengths.orders:
             raise CodecError(f"{len(body)} bytes, and the header describes another number")
         if (sequences == 0) != (tokens == 0):
             raise CodecError(f"a recording of {sequences} sequences of {tokens} tokens")
         graph = (sequences, tokens) if sequences else None
-        values = np.frombuffer(body, "<u4", offset=_STEP_HEADER.size)  # negative ones are beyond any bound
+        values = np.frombuffer(
+            body, "<u4", lengths.total, _STEP_HEADER.size
+        )  # negative ones are beyond any bound
         columns = _Columns(tuple(values.tolist()), self._limits)
         rows = self._rows_of(columns, body[_STEP_HEADER.size : _STEP_HEADER.size + _ITEM * lengths.rows])
         message = columns.message(lengths, flags, step_id, rows, graph)
+        if lengths.orders:
+            message = replace(message, adapter_orders=_ORDERS(unpack(body[end:])))
         self.sequence, self.digest = sequence, zlib.crc32(body, self.digest)
         return message
 
@@ -238,7 +260,10 @@ class _Columns:
                 self.pairs(lengths.loads, host, blocks, "loads"),
                 self.pairs(lengths.fetches, disk, host, "fetches"),
             )
-        step = Step(step_id, started, new_blocks, rows, starts, num_tokens, samples, drafts, (), copies)
+        loads = self.pairs(lengths.adapter_loads, limits.num_adapter_slots, 1 << 31, "adapter loads")
+        step = Step(
+            step_id, started, new_blocks, rows, starts, num_tokens, samples, drafts, (), copies, loads
+        )
         if lengths.chunks:
             _check_chunks(step, lengths.chunks, limits)
         if drafts:
@@ -259,8 +284,11 @@ class _Columns:
         if (
             sum(fields[3::_STARTED]) != lengths.started_tokens
             or sum(fields[4::_STARTED]) != lengths.started_blocks
+            or max(fields[5::_STARTED], default=0) > self._limits.num_adapter_slots
         ):
-            raise CodecError("the numbers of tokens and blocks of started rows do not add up")
+            raise CodecError(
+                "started rows whose tokens and blocks do not add up, or of an adapter's slot beyond all"
+            )
         tokens = [self.take(one[3], limits.vocab_size, "token") for one in each]
         blocks = [self.take(one[4], limits.num_blocks, "block") for one in each]
         return tuple(map(self._started_row, each, tokens, blocks))
@@ -268,13 +296,13 @@ class _Columns:
     def _started_row(
         self, fields: Sequence[int], tokens: tuple[int, ...], blocks: tuple[int, ...]
     ) -> StartedRow:
-        row, num_prompt_tokens, prompt_logprobs, *_ = fields
+        row, num_prompt_tokens, prompt_logprobs, *_, slot = fields
         if row >= self._limits.num_rows or not 0 < num_prompt_tokens <= len(tokens):
             raise CodecError("a started row out of bounds")
         if len(tokens) > self._limits.max_model_len or not blocks:
             raise CodecError("a started row that is longer than the context, or without blocks")
         sampling = SamplingParams(1, prompt_logprobs=prompt_logprobs - 1 if prompt_logprobs else None)
-        return StartedRow(row, "", tokens, num_prompt_tokens, blocks, sampling, 0)
+        return StartedRow(row, "", tokens, num_prompt_tokens, blocks, sampling, 0, None, slot - 1)
 
 
 def _check_chunks(step: Step, chunks: int, limits: RankLimits) -> None:
@@ -298,7 +326,8 @@ def _check_drafts(step: Step, limits: RankLimits) -> None:
 def _started_fields(row: StartedRow) -> tuple[int, ...]:
     wanted = row.sampling.prompt_logprobs
     prompt_logprobs = 0 if wanted is None else wanted + 1
-    return row.row, row.num_prompt_tokens, prompt_logprobs, len(row.token_ids), len(row.block_ids)
+    lengths = len(row.token_ids), len(row.block_ids)
+    return row.row, row.num_prompt_tokens, prompt_logprobs, *lengths, row.adapter_slot + 1
 
 
 def _leading_decodes(step: Step) -> int:
@@ -329,6 +358,7 @@ def encode_echo(echo: Echo) -> bytes:
     if echo.copied is not None:
         flags = _HAS_OUTCOME | (_DISK_FAILED if copied.disk_failed else 0)
     columns = (copied.failed, copied.arrived, copied.missed, copied.lost)
+    reports = encode(echo.adapters) if echo.adapters else b""
     header = _ECHO_HEADER.pack(
         VERSION,
         echo.status,
@@ -337,18 +367,21 @@ def encode_echo(echo: Echo) -> bytes:
         echo.digest,
         *(min(value, _MOST) for value in echo.work),
         *map(len, columns),
+        len(reports),
     )
-    return header + _packed(columns)
+    return header + _packed(columns) + reports
 
 
 def decode_echo(body: bytes) -> Echo:
     """The echo of these bytes; raises CodecError."""
     if not _ECHO_HEADER.size <= len(body) <= MAX_ECHO_BYTES:
         raise CodecError(f"an echo of {len(body)} bytes")
-    version, status, flags, sequence, digest, micros, exchanged, *lengths = _ECHO_HEADER.unpack_from(body)
+    version, status, flags, sequence, digest, *work, a, b, c, d, size = _ECHO_HEADER.unpack_from(body)
+    lengths = a, b, c, d
     if version != VERSION:
         raise CodecError(f"version {version} of the step protocol; this is version {VERSION}")
-    if len(body) != _ECHO_HEADER.size + _ITEM * sum(lengths):
+    end = _ECHO_HEADER.size + _ITEM * sum(lengths)
+    if len(body) != end + size:
         raise CodecError(f"{len(body)} bytes, and the header describes another number")
     if status not in _STATUSES:
         raise CodecError(f"status {status} of an echo")
@@ -356,7 +389,8 @@ def decode_echo(body: bytes) -> Echo:
         raise CodecError("unknown flags of an echo")
     copied = None
     if flags:
-        values = iter(np.frombuffer(body, "<i4", offset=_ECHO_HEADER.size).tolist())
+        values = iter(np.frombuffer(body, "<i4", sum(lengths), _ECHO_HEADER.size).tolist())
         failed, arrived, missed, lost = (tuple(itertools.islice(values, length)) for length in lengths)
         copied = CopyOutcome(failed, arrived, missed, lost, bool(flags & _DISK_FAILED))
-    return Echo(sequence, digest, EchoStatus(status), copied, Work(micros, exchanged))
+    reports = _REPORTS(unpack(body[end:])) if size else ()
+    return Echo(sequence, digest, EchoStatus(status), copied, Work(*work), reports)

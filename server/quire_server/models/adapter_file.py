@@ -13,11 +13,12 @@ import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from quire_server.core.topology import Slice
 from quire_server.errors import ConfigError, ModelCorruptError, ModelNotFoundError
 from quire_server.model_dir.adapter_layout import CONFIG, PICKLED, WEIGHTS
 from quire_server.model_dir.files import ModelFiles
@@ -37,6 +38,25 @@ _HARMLESS = frozenset({
 #: Ways to begin a training that change the model's own weights: what is saved does not fit the model.
 _CHANGES_MODEL = ("pissa", "olora", "corda", "loftq")
 _TARGETS = "the matrices of attention (q, k, v, o) and of dense feed-forward blocks (gate, up, down)"
+
+
+class Matrix(NamedTuple):
+    """A matrix [out, in] of the whole model that may be adapted. ``part``: the outputs (dimension 0) or the
+    inputs (1) that this rank computes; None: all. ``is_here``: whether the rank has its layer.
+    """
+
+    out_size: int
+    in_size: int
+    part: Slice | None = None
+    is_here: bool = True
+
+    @property
+    def kept(self) -> tuple[int, int]:
+        """(out, in) of the rank's part."""
+        if self.part is None:
+            return self.out_size, self.in_size
+        size = sum(each.size for each in self.part.ranges)
+        return (size, self.in_size) if self.part.dimension == 0 else (self.out_size, size)
 
 
 class HostRoom:
@@ -68,8 +88,8 @@ class HostRoom:
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class AdapterFile:
-    """A checked adapter. ``factors``: by the name of the matrix in the model, A [rank, in] and B [out, rank],
-    B multiplied by the scaling. ``digest``: of the content.
+    """A checked adapter, or one rank's part of it. ``factors``: by the name of the matrix in the model,
+    A [rank, in] and B [out, rank], B multiplied by the scaling. ``digest``: of the whole content.
     """
 
     rank: int
@@ -84,14 +104,14 @@ class AdapterFile:
 
 def read(
     directory: Path,
-    shapes: Mapping[str, tuple[int, int]],
+    matrices: Mapping[str, Matrix],
     max_rank: int,
     dtype: torch.dtype,
     room: HostRoom,
 ) -> AdapterFile:
-    """Read an adapter for a model whose matrices have these shapes (out, in). Its memory is taken from
-    ``room``, before it is read, by what the file's header says. Raises ConfigError, ModelCorruptError or
-    ModelNotFoundError.
+    """Read an adapter of a model with these matrices, and keep the parts that this rank computes with. Their
+    memory is taken from ``room``, before they are read, by what the file's header says. Raises ConfigError,
+    ModelCorruptError or ModelNotFoundError.
     """
     files = _open(directory)
     config = files.read_json(CONFIG)
@@ -102,35 +122,60 @@ def read(
             f"(engine.maxAdapterRank), at most to {MAX_RANK}."
         )
     shard = weights.inspect_file(files, WEIGHTS)
-    tensors = {tensor.name: tensor.shape for tensor in shard.tensors}
-    expected = _expected(tensors, shapes, rank)
-    size = sum(map(math.prod, expected.values())) * dtype.itemsize
+    shapes = {tensor.name: tensor.shape for tensor in shard.tensors}
+    _check_shapes(shapes, matrices, rank)
+    kept = {name: shape for name in shapes if (shape := _kept(name, matrices, rank))}
+    size = sum(map(math.prod, kept.values())) * dtype.itemsize
     room.take(size)
     with contextlib.ExitStack() as failed:
         failed.callback(room.give_back, size)
-        targets = {name: torch.empty(shape) for name, shape in expected.items()}
-        weights.read(files, (shard,), targets, lambda loaded, total: None)
-        file = _converted(targets, rank, scaling, dtype)
+        # Before the content: where the file is changed meanwhile, the next look finds another digest.
+        digest = hashlib.sha256(json.dumps([rank, scaling]).encode())
+        weights.update_digest(files, shard, digest.update)
+        targets = {name: torch.empty(shape) for name, shape in kept.items()}
+        slices = {name: part for name in kept if (part := _slice(name, matrices)) is not None}
+        weights.read_slices(files, (shard,), targets, slices, lambda loaded, total: None)
+        file = AdapterFile(rank, _converted(targets, scaling, dtype), digest.hexdigest())
         weakref.finalize(file, failed.pop_all().close)
     return file
 
 
-def _converted(targets: dict[str, Tensor], rank: int, scaling: float, dtype: torch.dtype) -> AdapterFile:
-    """The adapter of its tensors, which are taken out one by one: no two copies are there whole."""
-    digest = hashlib.sha256(json.dumps([rank, scaling]).encode())
+def _converted(
+    targets: dict[str, Tensor], scaling: float, dtype: torch.dtype
+) -> dict[str, tuple[Tensor, Tensor]]:
+    """The factors of tensors, which are taken out one by one: no two copies are there whole."""
     factors: dict[str, tuple[Tensor, Tensor]] = {}
     for name in sorted(name for name in targets if name.endswith(_A)):
         a, b = targets.pop(name), targets.pop(name.removesuffix(_A) + _B)
-        for one in (name.encode(), a.numpy().data, b.numpy().data):
-            digest.update(one)
         a, b = a.to(dtype), (b * scaling).to(dtype)
         if not (bool(a.isfinite().all()) and bool(b.isfinite().all())):
             raise ModelCorruptError(
                 f"{name} or its lora_B, which is multiplied by the scaling, holds values that are not finite "
                 f"numbers in {str(dtype).removeprefix('torch.')}."
             )
-        factors[name.removesuffix(_A).removeprefix(_PREFIX)] = (a, b)
-    return AdapterFile(rank, factors, digest.hexdigest())
+        factors[_matrix(name)] = (a, b)
+    return factors
+
+
+def _kept(name: str, matrices: Mapping[str, Matrix], rank: int) -> tuple[int, int] | None:
+    """The shape of what this rank keeps of a tensor; None: nothing."""
+    matrix = matrices[_matrix(name)]
+    out_size, in_size = matrix.kept
+    if not matrix.is_here:
+        return None
+    return (rank, in_size) if name.endswith(_A) else (out_size, rank)
+
+
+def _slice(name: str, matrices: Mapping[str, Matrix]) -> Slice | None:
+    """The part of a tensor that this rank reads: A follows the matrix's inputs, B its outputs. None: all."""
+    part = matrices[_matrix(name)].part
+    return part if part is not None and (part.dimension == 1) == name.endswith(_A) else None
+
+
+def _matrix(name: str) -> str:
+    """The matrix that a tensor of the file is for."""
+    suffix = next((one for one in (_A, _B) if name.endswith(one)), "")
+    return name.removesuffix(suffix).removeprefix(_PREFIX)
 
 
 def _open(directory: Path) -> ModelFiles:
@@ -175,37 +220,32 @@ def _checked(config: Mapping[str, Any]) -> tuple[int, float]:
     return rank, alpha / (math.sqrt(rank) if config.get("use_rslora") is True else rank)
 
 
-def _expected(
-    tensors: Mapping[str, tuple[int, ...]], shapes: Mapping[str, tuple[int, int]], rank: int
-) -> dict[str, tuple[int, ...]]:
-    """The shapes of the file's tensors. Raises where one is not LoRA's, or fits nothing in the model."""
-    expected: dict[str, tuple[int, ...]] = {}
-    for name in tensors:
-        suffix = next((one for one in (_A, _B) if name.endswith(one)), "")
-        matrix = name.removesuffix(suffix).removeprefix(_PREFIX)
-        if not suffix or not name.startswith(_PREFIX):
+def _check_shapes(tensors: Mapping[str, tuple[int, ...]], matrices: Mapping[str, Matrix], rank: int) -> None:
+    """Raises where a tensor of the file is not LoRA's, or fits nothing in the model."""
+    for name, shape in tensors.items():
+        is_a, matrix = name.endswith(_A), _matrix(name)
+        if not name.endswith((_A, _B)) or not name.startswith(_PREFIX):
             raise ConfigError(
                 f"{WEIGHTS}: {_shown(name)} is not supported: adapters may have lora_A and lora_B of "
                 f"{_TARGETS}, not of embeddings or the head, and no other tensors."
             )
-        if matrix not in shapes:
+        if matrix not in matrices:
             raise ConfigError(
                 f"{WEIGHTS}: {_shown(matrix)} is no matrix of this model that an adapter may target; these "
                 f"are {_TARGETS}."
             )
-        out_size, in_size = shapes[matrix]
-        expected[name] = (rank, in_size) if suffix == _A else (out_size, rank)
-        if tensors[name] != expected[name]:
+        whole = matrices[matrix]
+        expected = (rank, whole.in_size) if is_a else (whole.out_size, rank)
+        if shape != expected:
             raise ConfigError(
-                f"{WEIGHTS}: {name} has shape {list(tensors[name])}, and the model and r ask for "
-                f"{list(expected[name])}: the adapter is of another model."
+                f"{WEIGHTS}: {name} has shape {list(shape)}, and the model and r ask for "
+                f"{list(expected)}: the adapter is of another model."
             )
-        other = _PREFIX + matrix + (_B if suffix == _A else _A)
+        other = _PREFIX + matrix + (_B if is_a else _A)
         if other not in tensors:
             raise ModelCorruptError(f"{WEIGHTS}: there is {name} and no {other}.")
-    if not expected:
+    if not tensors:
         raise ModelCorruptError(f"{WEIGHTS} has no tensors.")
-    return expected
 
 
 def _mib(size: int) -> str:

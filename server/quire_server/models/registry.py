@@ -70,24 +70,28 @@ def tensors(config: ModelConfig, linear: LinearFactory = Linear) -> dict[str, Te
         raise ModelCorruptError(
             f"config.json: {config.num_layers} layers of {config.experts.count} experts are not believable."
         )
-    skeleton = build(config, max_len=1, dtype=torch.float32, device=torch.device("meta"), linear=linear)
-    return skeleton.targets()
+    return skeleton(config, linear).targets()
+
+
+def skeleton(config: ModelConfig, linear: LinearFactory = Linear) -> Decoder:
+    """The model without content."""
+    return build(config, max_len=1, dtype=torch.float32, device=torch.device("meta"), linear=linear)
 
 
 def layer_bytes(config: ModelConfig, dtype: torch.dtype, linear: LinearFactory) -> tuple[int, ...]:
     """Bytes of each layer's matrices in the form that it computes with."""
-    skeleton = build(config, max_len=1, dtype=dtype, device=torch.device("meta"), linear=linear)
+    sized = build(config, max_len=1, dtype=dtype, device=torch.device("meta"), linear=linear)
     return tuple(
-        sum(tensor.nbytes for one in layer.linears for tensor in one.weights()) for layer in skeleton.layers
+        sum(tensor.nbytes for one in layer.linears for tensor in one.weights()) for layer in sized.layers
     )
 
 
 def head_bytes(config: ModelConfig, dtype: torch.dtype, linear: LinearFactory) -> int:
     """Bytes of the head in the form that it computes with. A step reads it also where it is the embedding."""
     untied = replace(config, tie_word_embeddings=False)
-    skeleton = build(untied, max_len=1, dtype=dtype, device=torch.device("meta"), linear=linear)
-    assert skeleton.head is not None
-    return sum(tensor.nbytes for tensor in skeleton.head.weights())
+    sized = build(untied, max_len=1, dtype=dtype, device=torch.device("meta"), linear=linear)
+    assert sized.head is not None
+    return sum(tensor.nbytes for tensor in sized.head.weights())
 
 
 def build(

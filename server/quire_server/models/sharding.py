@@ -126,6 +126,15 @@ def slices(
     return found
 
 
+def matrix_parts(whole: ModelConfig, topology: Topology) -> dict[str, Slice]:
+    """The outputs (dimension 0) or inputs (1) of each matrix [out, in] that a rank computes, by the matrix's
+    name in the checkpoint; those that are not in it are whole.
+    """
+    if topology.tensor == 1:
+        return {}
+    return {name: Slice(int(split.is_of_inputs), split.in_whole) for name, split in _splits(whole, topology)}
+
+
 def _splits(config: ModelConfig, topology: Topology) -> Iterator[tuple[str, _Split]]:
     """(the layer's name in the checkpoint, how it is split) for every layer that is."""
     vocab = Range(0, config.vocab_size)

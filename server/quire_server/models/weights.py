@@ -226,6 +226,14 @@ def verify(files: ModelFiles, shards: Iterable[Shard]) -> None:
                 pass
 
 
+def update_digest(files: ModelFiles, shard: Shard, update: Callable[[memoryview], None]) -> None:
+    """Give a digest all bytes of a file."""
+    with files.opened_unchecked(shard.name) as (file, size):
+        _refuse_changed(shard, size)
+        for _ in _Reader(file, shard.name, bytearray(_CHUNK), update).chunks(size, "the file"):
+            pass
+
+
 def pick(files: ModelFiles, shards: tuple[Shard, ...], targets: Mapping[str, Tensor]) -> None:
     """Fill these targets only, wherever they are in the files. Digests are not checked, since they are those
     of whole files: call ``read`` without targets first if the files are not trusted.

@@ -25,7 +25,7 @@ from quire_server.model_dir.files import ModelFiles
 from quire_server.models import registry, sharding, weights
 from quire_server.models.config import ModelConfig
 from quire_server.models.decoder import Decoder
-from quire_server.runner import kv_cache, quantization
+from quire_server.runner import adapters, kv_cache, quantization
 from quire_server.runner.adapters import Adapters
 from quire_server.runner.config import RunnerConfig
 from quire_server.runner.gpu import memory_profile
@@ -308,7 +308,7 @@ def load_model(
     disk = _disk(config, all_stages, options, stored)
     total = found.size + (draft.checkpoint.size if draft is not None else 0)
     model = _read(found, options, device, longest, ranks, lambda n, _: on_progress(n, total))
-    adapters = _adapters(model, found, options, device)
+    places = _adapters(model, found, options, device, ranks.topology)
     draft_model = None
     if draft is not None:
         draft_model = draft.checkpoint.read(
@@ -316,11 +316,11 @@ def load_model(
         )
     gpu_memory: Mapping[str, int] = {}
     if device is not None:
-        measured = memory_profile.measure(model, options, device, stored, longest, draft_model, adapters)
+        measured = memory_profile.measure(model, options, device, stored, longest, draft_model, places)
         own_bytes = _block_bytes(config, options, stored, draft)  # of its stage
         options = memory_profile.sized(options, measured, config, own_bytes)
         gpu_memory = {"weights": measured.weights, "workspace": measured.workspace}
-    num_blocks, max_model_len, shared = _plan(config, options, block_bytes, ranks, adapters)
+    num_blocks, max_model_len, shared = _plan(config, options, block_bytes, ranks, places)
     caches, kv_blocks, staging = _kv_caches(
         found, num_blocks, num_staged, options, stored, device, ranks.topology, shared
     )
@@ -340,18 +340,22 @@ def load_model(
         () if draft is None else draft.allocate(num_blocks, place),
         kv_blocks,
         staging,
-        adapters,
+        places,
     )
 
 
 def _adapters(
-    model: Decoder, found: Checkpoint, options: RunnerConfig, device: Device | None
+    model: Decoder, found: Checkpoint, options: RunnerConfig, device: Device | None, topology: Topology
 ) -> Adapters | None:
     """The places for LoRA adapters, if there are any."""
     if not options.max_adapters:
         return None
-    place = None if device is None else device.place
-    return Adapters(model, options.max_adapters, options.max_adapter_rank, found.dtype, place)
+    place, matrices = None if device is None else device.place, None
+    if topology.size > 1:
+        whole = adapters.whole_matrices(registry.skeleton(found.config, found.linear))
+        matrices = adapters.divided(whole, sharding.matrix_parts(found.config, topology), model)
+    limits = options.max_adapters, options.max_adapter_rank
+    return Adapters(model, *limits, found.dtype, place, matrices)
 
 
 def _place(device: Device | None, options: RunnerConfig) -> tuple[torch.device, int | None, RunnerConfig]:
@@ -438,17 +442,18 @@ def _plan(
     options: RunnerConfig,
     block_bytes: int,
     ranks: Membership,
-    adapters: Adapters | None,
+    places: Adapters | None,
 ) -> tuple[int, int, int | None]:
     """(number of blocks, longest context), the same on every rank, and the descriptor of the memory for KV
     blocks of all of them, if they share one.
     """
     taken = 0
-    if adapters is not None:
-        given = (options.kv_cache_memory_bytes or 0) if adapters.is_on_host else 0
+    if places is not None:
+        given = (options.kv_cache_memory_bytes or 0) if places.is_on_host else 0
         most = kv_cache.useful_blocks(options, kv_cache.longest_context(config, options)) * block_bytes
-        beside = options.kv_offload_host_bytes + min(given, most)
-        taken = adapters.limit(kv_cache.available_bytes() - beside)
+        beside = options.kv_offload_host_bytes + min(given, most * options.tensor_parallel_size)
+        local = ranks.topology.node_size  # ranks that share what is left
+        taken = places.limit((kv_cache.available_bytes() - beside) // local) * local
     num_blocks, max_model_len = kv_cache.plan(config, options, block_bytes, taken)
     is_shared = options.shares_kv_cache and ranks.topology.is_leader
     shared = os.memfd_create("quire-kv") if is_shared else None

@@ -22,6 +22,7 @@ from quire_server.core.step import (
 from quire_server.core.topology import Topology
 from quire_server.models.config import ModelConfig
 from quire_server.runner import oom_retry, sampler
+from quire_server.runner.adapters import Adapters
 from quire_server.runner.batch_builder import StepLayout
 from quire_server.runner.config import RunnerConfig
 from quire_server.runner.draft_model import DraftModel
@@ -36,6 +37,7 @@ from quire_server.runner.input_batch import InputBatch, SampledPositions
 from quire_server.runner.kv_cache import DirtyBlocks
 from quire_server.runner.loader import LoadedModel, load_model
 from quire_server.runner.oom_retry import Pending
+from quire_server.runner.rank_adapters import LeaderAdapters
 from quire_server.runner.rank_executor import LeaderExecutor
 from quire_server.runner.ranks import SINGLE, Followers, Membership
 from quire_server.runner.structured_outputs import Grammars
@@ -71,15 +73,17 @@ class ModelRunner:
         self.kv_blocks = loaded.kv_blocks
         self._input_batch = InputBatch(options.max_num_seqs, loaded.max_model_len, options.block_size)
         self._dirty_blocks = DirtyBlocks(self._input_batch, kv_caches)
-        self.adapters = loaded.adapters
         batch = None if loaded.adapters is None else loaded.adapters.batch
         self._device: GpuExecutor | None = None
         if device is not None:
             self._device = GpuExecutor(model, kv_caches, self._input_batch, device, adapters=batch)
         self._executor = self._device or HostExecutor(model, kv_caches, self._input_batch, batch)
         self._leader: LeaderExecutor | None = None
+        self.adapters: Adapters | LeaderAdapters | None = loaded.adapters
         if followers is not None:
             self._leader = LeaderExecutor(loaded, self._input_batch, self._executor, ranks, followers)
+            if loaded.adapters is not None:
+                self.adapters = LeaderAdapters(loaded.adapters, self._leader, ranks.topology.size - 1)
         self._uses_graphs = device is not None and memory_profile.uses_graphs(model, options)
         self._last_result: Callable[[], object] = bool  # waits for the last step sampled on the device
         self._num_drafts = options.num_speculative_tokens

@@ -16,7 +16,16 @@ import torch
 
 from quire_server.core.copy_outcomes import CopyOutcomes
 from quire_server.core.cuda_graph_shapes import Shape
-from quire_server.core.rank_step import NO_WORK, STEP_MASK, EchoStatus, RankLimits, RankStep, Work
+from quire_server.core.rank_step import (
+    NO_WORK,
+    STEP_MASK,
+    AdapterOrder,
+    AdapterReport,
+    EchoStatus,
+    RankLimits,
+    RankStep,
+    Work,
+)
 from quire_server.core.step import CopyOutcome, Step, StepResult
 from quire_server.layers.parallel import STAGE_DEADLINE, CollectiveError
 from quire_server.models.decoder import Decoder
@@ -30,7 +39,8 @@ from quire_server.runner.host_executor import HostExecutor
 from quire_server.runner.input_batch import InputBatch, SampledPositions
 from quire_server.runner.kv_cache import DirtyBlocks
 from quire_server.runner.loader import LoadedModel, load_model
-from quire_server.runner.ranks import Followers, Membership
+from quire_server.runner.rank_adapters import FollowerAdapters
+from quire_server.runner.ranks import Followers, Membership, PassOutcome
 
 Executor = HostExecutor | GpuExecutor
 
@@ -120,6 +130,9 @@ class LeaderExecutor:
         self._sampled: list[int] = []
         self._nan_rows: set[int] = set()
         self._copied: list[CopyOutcome] = []  # of the other ranks in this step
+        self.adapter_orders: deque[AdapterOrder] = deque()
+        self._reports: list[tuple[int, AdapterReport]] = []
+        self._has_sent = False  # anything since the last exchange of orders and reports
         self._copy_outcomes = CopyOutcomes(ranks.topology.size)
 
     def begin(self, step: Step) -> None:
@@ -182,7 +195,7 @@ class LeaderExecutor:
         outcome = self._followers.collect(is_lost=lost is not None, has_output=begun.samples, work=work)
         if lost is not None:
             raise lost
-        self._copied += outcome.copied
+        self._take(outcome)
         begun.is_done = True
         if not (begun.is_out_of_memory or outcome.is_out_of_memory):
             begun.output = output
@@ -190,7 +203,19 @@ class LeaderExecutor:
     def apply_only(self, step: Step) -> None:
         """Send a step that computes nothing to the other ranks."""
         self._send(step, None, only_largest=False)
-        self._copied += self._followers.collect().copied
+        self._take(self._followers.collect())
+
+    def exchange_adapters(self) -> list[tuple[int, AdapterReport]]:
+        """As ``rank_adapters.OtherRanks``. While steps run they have the orders and the reports."""
+        if not self._passes and (self.adapter_orders or not self._has_sent):
+            self.apply_only(Step(0, (), (), (), (), (), ()))
+        self._has_sent = False
+        reports, self._reports = self._reports, []
+        return reports
+
+    def _take(self, outcome: PassOutcome) -> None:
+        self._copied += outcome.copied
+        self._reports += outcome.adapters
 
     def with_copied(self, result: StepResult, mine: CopyOutcome | None) -> StepResult:
         """The result of a step with what its copies came to on all ranks. ``mine``: on rank 0."""
@@ -205,8 +230,10 @@ class LeaderExecutor:
         self._unsent.discard(step.step_id)
         nan_rows = tuple(sorted(self._nan_rows))
         steps, sampled = tuple(self._sampled_steps), self._sampled
-        self._followers.send(RankStep(step, steps, sampled, nan_rows, graph, only_largest))
+        orders = tuple(self.adapter_orders.popleft() for _ in range(len(self.adapter_orders)))
+        self._followers.send(RankStep(step, steps, sampled, nan_rows, graph, only_largest, orders))
         self._sampled_steps, self._sampled, self._nan_rows = [], [], set()
+        self._has_sent = True
 
 
 class _Expected(NamedTuple):
@@ -228,7 +255,14 @@ class FollowerRunner:
         self._input_batch = InputBatch(options.max_num_seqs, loaded.max_model_len, options.block_size)
         self._dirty_blocks = DirtyBlocks(self._input_batch, loaded.kv_caches)
         device, parts = loaded.device, (loaded.model, loaded.kv_caches, self._input_batch)
-        self._executor = HostExecutor(*parts) if device is None else GpuExecutor(*parts, device)
+        own, batch = loaded.adapters, None
+        if own is not None:
+            batch = own.batch
+        self._adapters = None if own is None else FollowerAdapters(own)
+        if device is None:
+            self._executor: Executor = HostExecutor(*parts, batch)
+        else:
+            self._executor = GpuExecutor(*parts, device, adapters=batch)
         self._captures = device is not None and memory_profile.uses_graphs(loaded.model, options)
         if device is not None:
             self._executor.can_replay = self._captures
@@ -246,6 +280,7 @@ class FollowerRunner:
             0 if loaded.disk is None else loaded.disk.num_slots,
             loaded.max_model_len,
             loaded.model.config.vocab_size,
+            options.max_adapters,
         )
 
     @classmethod
@@ -301,14 +336,17 @@ class FollowerRunner:
         self._dirty_blocks.add(message.nan_rows)
         self._input_batch.apply(step)
         self._executor.apply(step)
+        if self._adapters is not None:
+            self._adapters.obey(message.adapter_orders)
+            self._adapters.load(step.adapter_loads)
         copied = self._offload.copy(step) if self._offload is not None else None
         self._dirty_blocks.zero_reused(step)
         layout = self._layout_of(step)
         self._last, self._expected = step, None
-        positions = self._input_batch.positions(layout.sampled_rows, layout.sampled_lengths)
-        self._sampled[step.step_id & STEP_MASK] = positions
         if not step.rows:
             return EchoStatus.DONE, copied
+        positions = self._input_batch.positions(layout.sampled_rows, layout.sampled_lengths)
+        self._sampled[step.step_id & STEP_MASK] = positions
         if message.graph not in (None, self._executor.graph_for(step, layout)):
             raise ValueError(
                 f"rank 0 replays a recording of the shape {message.graph}, which this rank lacks"
@@ -319,6 +357,10 @@ class FollowerRunner:
             self._rank.leave()
             return EchoStatus.LOST_PEER, copied
         return EchoStatus.DONE if output is not None else EchoStatus.OUT_OF_MEMORY, copied
+
+    def adapter_reports(self) -> tuple[AdapterReport, ...]:
+        """The adapters that this rank has read since the last call, or could not."""
+        return () if self._adapters is None else self._adapters.reports()
 
     def _layout_of(self, step: Step) -> StepLayout:
         expected = self._expected

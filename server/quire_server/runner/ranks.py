@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from quire_server.core.rank_step import NO_WORK, RankStep, Work
+from quire_server.core.rank_step import NO_WORK, AdapterReport, RankStep, Work
 from quire_server.core.step import CopyOutcome
 from quire_server.core.topology import Topology
 from quire_server.layers.parallel import Communicator, SingleRank
@@ -32,6 +32,7 @@ class PassOutcome:
 
     is_out_of_memory: bool = False
     copied: tuple[CopyOutcome, ...] = ()  # of each of them that has one
+    adapters: tuple[tuple[int, AdapterReport], ...] = ()  # what they have read, with their numbers
 
 
 class Followers(Protocol):

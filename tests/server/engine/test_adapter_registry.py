@@ -1,6 +1,7 @@
 """Adapters by name: what a request gets while a name is loaded, loaded again, and dropped."""
 
 import threading
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from quire_server.engine.adapter_registry import AdapterRegistry
 from quire_server.engine.messages import LoadAdapter
 from quire_server.errors import ConfigError, RequestError
 from quire_server.models.adapter_file import AdapterFile
+from quire_server.text.fair_executor import FairExecutor
 
 
 class Store:
@@ -18,12 +20,19 @@ class Store:
 
     def __init__(self):
         self.contents, self.numbers = {}, []
+        self.thread = FairExecutor("adapters")
 
     def read(self, directory: Path) -> AdapterFile:
         content = self.contents[str(directory)]
         if isinstance(content, Exception):
             raise content
         return AdapterFile(8, {}, content)
+
+    def begin(self, number: int, directory: Path) -> "Future[AdapterFile]":
+        return self.thread.submit("", lambda: self.read(directory))
+
+    def exchange(self) -> bool:
+        return False
 
     def add(self, number, file):
         self.numbers.append(number)

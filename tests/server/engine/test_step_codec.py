@@ -8,14 +8,29 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire_server.core.rank_step import STEP_MASK, Echo, EchoStatus, RankLimits, RankStep, Work
+from quire_server.core.rank_step import (
+    STEP_MASK,
+    AdapterOrder,
+    AdapterReport,
+    Echo,
+    EchoStatus,
+    RankLimits,
+    RankStep,
+    Work,
+)
 from quire_server.core.sampling_params import SamplingParams
 from quire_server.core.step import Copies, CopyOutcome, StartedRow, Step
 from quire_server.engine.codec import CodecError
 from quire_server.engine.step_codec import StepDecoder, StepEncoder, decode_echo, encode_echo
 
 LIMITS = RankLimits(
-    num_rows=300, num_blocks=500, num_host_slots=40, num_disk_slots=70, max_model_len=1000, vocab_size=2000
+    num_rows=300,
+    num_blocks=500,
+    num_host_slots=40,
+    num_disk_slots=70,
+    max_model_len=1000,
+    vocab_size=2000,
+    num_adapter_slots=3,
 )
 
 tokens = st.lists(st.integers(0, 1999), min_size=1, max_size=9).map(tuple)
@@ -41,6 +56,8 @@ def steps(draw):
             draw(blocks),
             SamplingParams(1, prompt_logprobs=draw(st.none() | st.integers(0, 20))),
             0,
+            None,
+            draw(st.integers(-1, 2)),
         )
         for _ in range(draw(st.integers(0, 3)))
     )
@@ -58,12 +75,15 @@ def steps(draw):
         tuple((row, draw(tokens)) for row in rows if draw(st.booleans())),
         (),
         draw(st.none() | copies),
+        draw(pairs_below(3, 2**31)),
     )
     nan_rows = draw(st.lists(row_ids, max_size=3).map(tuple))
     steps = tuple(draw(st.lists(st.integers(0, STEP_MASK), max_size=3)))
     size = st.integers(1, 2**32 - 1)
     graph = draw(st.none() | st.tuples(size, size))
-    return RankStep(step, steps, draw(st.just(()) | tokens), nan_rows, graph, draw(st.booleans()))
+    texts = st.text(max_size=9)
+    orders = draw(st.lists(st.builds(AdapterOrder, st.integers(1, 2**31), texts), max_size=2).map(tuple))
+    return RankStep(step, steps, draw(st.just(()) | tokens), nan_rows, graph, draw(st.booleans()), orders)
 
 
 @given(st.lists(steps(), min_size=1, max_size=4))
@@ -92,6 +112,9 @@ numbers = st.lists(st.integers(0, 2**31 - 1), max_size=4).map(tuple)
         st.sampled_from(EchoStatus),
         st.none() | st.builds(CopyOutcome, numbers, numbers, numbers, numbers, st.booleans()),
         st.builds(Work, st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 1)),
+        st.lists(st.builds(AdapterReport, st.integers(1, 2**31), st.text(), st.text()), max_size=2).map(
+            tuple
+        ),
     )
 )
 def test_echoes_arrive_unchanged(echo):
@@ -126,6 +149,8 @@ def test_a_damaged_step_is_a_codec_error_or_within_the_limits(message, data):
     for row in step.started:
         assert row.block_ids and max(row.block_ids) < LIMITS.num_blocks
         assert max(row.token_ids) < LIMITS.vocab_size
+        assert -1 <= row.adapter_slot < LIMITS.num_adapter_slots
+    assert all(slot < LIMITS.num_adapter_slots for slot, _ in step.adapter_loads)
 
 
 def test_a_step_that_is_lost_or_repeated_is_noticed():

@@ -1,6 +1,9 @@
-"""Requests with LoRA adapters get the greedy tokens of the models into which these are merged."""
+"""Requests with LoRA adapters get the greedy tokens of the models into which these are merged, on one rank
+and on several.
+"""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -17,6 +20,7 @@ from tests.server import adapter_files, tiny_model
 from tests.server.runner.gpu.fake_device import FakeDevice
 from tests.server.runner.gpu.test_executor import gpu_runner
 from tests.server.runner.in_process import InProcessEngine, greedy, load
+from tests.server.runner.ranks_in_process import Ranks
 
 PROMPTS = [[3 + (7 * i * n) % 250 for i in range(n)] for n in (5, 40, 23, 61, 2, 17)]
 ADAPTERS = [1, 0, 2, 3, 2, 1]  # of the prompts; 0: none
@@ -113,6 +117,67 @@ def test_an_asynchronous_device_has_the_same_tokens(model, adapters, expected):
     assert answers(with_adapters(runner, adapters), num_adapter_slots=2) == [expected]
 
 
+def read_by_all(ranks: Ranks, number, directory):
+    """The result of a load on all ranks."""
+    adapters = ranks.runner.adapters
+    reading = adapters.begin(number, directory)
+    while not reading.done():
+        adapters.exchange()
+    return reading.result()
+
+
+@pytest.fixture(scope="module", params=[(2, 1), (1, 2)], ids=["2 ranks", "2 stages"])
+def ranks(model, request):
+    divided = Ranks(model, *request.param, max_adapters=2, kv_offload_host_bytes=1 << 20)
+    yield divided
+    divided.close()
+
+
+def held(ranks: Ranks):
+    """(numbers of adapters, bytes taken of the host's memory) of each rank other than the first."""
+    each = [follower._adapters._own for follower in ranks.followers]
+    return [(sorted(one._files), one.room._taken) for one in each]
+
+
+def test_ranks_and_stages_answer_with_adapters_as_one_rank(model, adapters, expected, ranks):
+    whole = load(model, max_adapters=1).adapters
+    for number, directory in enumerate(adapters, start=1):
+        own, all_of_it = read_by_all(ranks, number, directory), whole.read(directory)
+        assert own.size < all_of_it.size and own.digest == all_of_it.digest
+        ranks.runner.adapters.add(number, own)
+    limits = {"num_blocks": 24, "preemption_mode": PreemptionMode.SWAP, "max_num_batched_tokens": 40}
+    limits["num_host_slots"] = ranks.runner.num_host_slots
+    for found in answers(ranks.runner, rounds=2, num_adapter_slots=2, **limits):  # then with prefix hits
+        assert found == expected
+    for number in (1, 2, 3):
+        ranks.runner.adapters.remove(number)
+    del own
+    ranks.runner.adapters.exchange()
+    assert held(ranks) == [([], 0)]
+
+
+def test_what_one_rank_cannot_read_is_loaded_by_none(adapters, ranks, monkeypatch):
+    theirs = ranks.followers[0]._adapters._own
+    ranks.runner.adapters.add(7, read_by_all(ranks, 7, adapters[0]))
+    before = held(ranks)
+    with monkeypatch.context() as changed:
+        changed.setattr(theirs.room, "limit", 0)
+        with pytest.raises(QuireServerError, match=r"^Rank 1: The adapter takes .* resources.memory"):
+            read_by_all(ranks, 8, adapters[1])
+        changed.undo()
+        read = theirs.read
+        changed.setattr(theirs, "read", lambda directory: replace(read(directory), digest="another"))
+        with pytest.raises(QuireServerError, match="Rank 1 has read another content"):
+            read_by_all(ranks, 9, adapters[1])
+    with pytest.raises(QuireServerError, match="adapter_config.json"):
+        read_by_all(ranks, 10, adapters[1].parent / "none")
+    ranks.runner.adapters.exchange()
+    assert held(ranks) == before
+    read_by_all(ranks, 11, adapters[1])  # and it can be tried again
+    ranks.runner.adapters.remove(7)
+    ranks.runner.adapters.exchange()
+
+
 def test_int8_layers_have_adapters_beside_them(model, adapters):
     runner = with_adapters(load(model, quantization="int8", max_adapters=3), adapters)
     plain = load(model, quantization="int8")
@@ -149,12 +214,12 @@ def test_what_would_be_computed_differently_is_refused_by_name(model, tmp_path, 
 
 def test_numbers_that_the_models_type_does_not_hold_are_refused(model, tmp_path):
     directory = adapter_files.write(tmp_path / "adapter", model, alpha=1e6)
-    shapes = load(model, max_adapters=1).adapters.shapes
+    matrices = load(model, max_adapters=1).adapters.matrices
     room = HostRoom(1 << 20)
-    assert adapter_file.read(directory, shapes, 16, torch.float32, room).rank == 4
+    assert adapter_file.read(directory, matrices, 16, torch.float32, room).rank == 4
     for _ in range(200):  # and what it would have taken is free
         with pytest.raises(QuireServerError, match="not finite numbers in float16"):
-            adapter_file.read(directory, shapes, 16, torch.float16, room)
+            adapter_file.read(directory, matrices, 16, torch.float16, room)
 
 
 def limited(model, monkeypatch, available, **options):

@@ -73,6 +73,14 @@ def test_each_name_is_answered_by_its_adapter_side_by_side(server, tiny, folder,
     assert server.metric("llm_adapter_requests_total", adapter="a3") >= 3
 
 
+def test_processes_that_share_the_model_answer_as_one(server, tiny, folder, tmp_path):
+    flags = ("--max-adapters", "1", "--adapters-dir", str(folder), "--tensor-parallel-size", "2")
+    with Server(tiny, tmp_path, *flags).wait_ready() as ranks:
+        ranks.wait("adapters", lambda: states(ranks) >= {"a1", "a3"})
+        for name in ("a1", "tiny", "a3", "a1"):
+            assert text_of(ranks, name) == text_of(server, name)
+
+
 def test_an_adapter_is_a_model_of_the_list_with_its_parent_and_answers_chats(server):
     with server.client(KEY) as client:
         cards = {card.id: card for card in client.models.list()}
