@@ -16,6 +16,7 @@ from quire_sizing.model import ModelShape, check_tensor, rank_adapted, rank_kv_h
 from quire_sizing.stages import check_pipeline, stage_layers, stages
 
 _CUDA = 600 << 20  # memory of a GPU that a process uses before its first tensor
+_MAX_BITS = 32  # of a weight: float32
 _EXCHANGE = 512 << 20  # buffers through which NCCL exchanges with the other ranks
 _FEW, _MANY = 0.85, 0.90  # share of an accelerator's memory
 #: Bytes of the host in which the server keeps responses of /v1/responses.
@@ -377,7 +378,7 @@ def _check(model: ModelShape, serving: Serving) -> None:
         raise SizingError(
             f"maxModelLen is {serving.max_model_len}; give 1 to {model.longest}, what the model was made for."
         )
-    if serving.tensor > 1:
+    if serving.tensor != 1:
         check_tensor(model, serving.tensor)
     check_pipeline(model, serving.pipeline)
     if serving.nodes < 1 or serving.ranks % serving.nodes:
@@ -391,6 +392,10 @@ def _check(model: ModelShape, serving: Serving) -> None:
         raise SizingError("max-adapters has to be 0 or more, and max-adapter-rank 1 or more.")
     if serving.max_num_seqs < 1:
         raise SizingError(f"maxNumSeqs is {serving.max_num_seqs}; give 1 or more.")
+    if not 0 < serving.weight_bits <= _MAX_BITS:
+        raise SizingError(
+            f"weight-bits is {serving.weight_bits:g}; give 16, 8 or 4, and {_MAX_BITS} at most."
+        )
     if not 0 < serving.utilization <= 1:
         raise SizingError(
             f"gpu-memory-utilization is {serving.utilization:g}; give a share above 0, up to 1."

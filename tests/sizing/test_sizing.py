@@ -376,6 +376,12 @@ def test_nodes_change_nothing_of_what_an_accelerator_holds() -> None:
     [
         (Serving(pipeline=4, nodes=3), "4 accelerators cannot be spread over 3 nodes"),
         (Serving(nodes=0), "over 0 nodes"),
+        (Serving(tensor=0), "among 0 ranks; give one of 1"),
+        (Serving(tensor=-2), "among -2 ranks"),
+        (Serving(tensor=-2, pipeline=-1), "among -2 ranks"),
+        (Serving(weight_bits=0), "weight-bits is 0; give 16, 8 or 4"),
+        (Serving(weight_bits=-4), "weight-bits is -4"),
+        (Serving(weight_bits=float("nan")), "weight-bits is nan"),
         (Serving(max_model_len=1 << 30), "maxModelLen"),
         (Serving(max_num_seqs=0), "maxNumSeqs"),
         (Serving(utilization=1.5), "gpu-memory-utilization"),
