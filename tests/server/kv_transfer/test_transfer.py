@@ -289,6 +289,32 @@ def test_both_sides_need_all_keys_of_the_secret(producer, tmp_path, ours, theirs
         consumer(source, keys_dir=directory).connect()
 
 
+class _Recording(Channel):
+    """Keeps what was sent."""
+
+    def __init__(self, connection):
+        super().__init__(connection)
+        self.sent = []
+
+    def send(self, kind, body=b"", *, deadline):
+        self.sent.append((kind, body))
+        super().send(kind, body, deadline=deadline)
+
+
+def test_a_proof_that_was_overheard_opens_no_other_connection(producer, tmp_path):
+    source, end = producer(keys_dir=keys(tmp_path / "keys", a="secret")), time.monotonic() + 10
+    with socket.create_connection(source.address, 5) as connection:
+        consumer = _Recording(connection)
+        handshake.introduce(consumer, handshake.read_key(tmp_path / "keys"), LAYOUT)
+    with socket.create_connection(source.address, 5) as connection:
+        stranger = Channel(connection)
+        stranger.receive(Kind.CHALLENGE, deadline=end)
+        for kind, body in consumer.sent:
+            stranger.send(kind, body, deadline=end)
+        with pytest.raises(TransferError, match="does not have the same key"):
+            stranger.receive(Kind.WELCOME, deadline=end)
+
+
 def test_a_producer_that_cannot_prove_the_key_is_not_used(tmp_path):
     """It accepts everybody, and would send KV blocks of its own choice."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
