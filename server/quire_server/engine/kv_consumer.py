@@ -2,8 +2,10 @@
 
 A thread a transfer waits for the network; the engine's thread owns the blocks and the state. A request whose
 transfer fails in any way, or takes too long, is scheduled as if there were no producer: it is computed here,
-and never fetched again. Blocks of a transfer stay reserved until its thread has stopped writing to them.
-Those of a GPU are written to by a step, from the memory of the host that the thread has read to.
+and never fetched again. A request that lacks what is being fetched for another one waits for that, so that
+equal prompts that come together, as the answers of one request, are fetched once. Blocks of a transfer stay
+reserved until its thread has stopped writing to them. Those of a GPU are written to by a step, from the
+memory of the host that the thread has read to.
 """
 
 from __future__ import annotations
@@ -61,6 +63,7 @@ class Transfer:
     num_steps: int = 0  # that have to be committed before it goes on
     num_fetched_tokens: int = 0
     channel: Channel | None = None
+    followers: list[Request] = field(default_factory=list)  # that lack what it fetches
     reserved: queue.SimpleQueue[PrefixBlocks | None] = field(default_factory=queue.SimpleQueue)
 
 
@@ -77,6 +80,8 @@ class KVConsumer(KVConnector):
         self._transfers: dict[str, Transfer] = {}  # whose requests are kept here
         self._threads: set[Transfer] = set()  # whose thread has not ended
         self._copying: list[Transfer] = []  # what is on the host, to the device
+        self._leaders: dict[str, Transfer] = {}  # by the request ids of their followers
+        self._released: list[Request] = []  # followers whose leader has ended, and not by a failure
         self._inbox: queue.SimpleQueue[tuple[Transfer, Reference | str | None]] = queue.SimpleQueue()
         self._wake: Callable[[], None] = lambda: None
         self._succeeded = self._failed = self._num_blocks = 0
@@ -94,11 +99,19 @@ class KVConsumer(KVConnector):
             num_blocks = min(num_blocks, self._scheduler.kv.num_staging_slots)
         if len(prompt) < self._local_prefill_below or not num_blocks:
             return False
-        if len(self._threads) >= MAX_TRANSFERS or request.sampling.prompt_logprobs is not None:
+        if request.sampling.prompt_logprobs is not None:
             return False
         tokens = prompt[: num_blocks * config.block_size]
-        num_missing = len(prompt) - self._scheduler.kv.num_cached_tokens(tokens, request.cache_salt)
-        if num_missing < self._local_prefill_below or rejection_reason(request, config):
+        num_cached = self._scheduler.kv.num_cached_tokens(tokens, request.cache_salt)
+        if len(prompt) - num_cached < self._local_prefill_below or num_cached == len(tokens):
+            return False
+        if rejection_reason(request, config):
+            return False
+        if (leader := self._leader(request, tokens, num_cached)) is not None:
+            leader.followers.append(request)
+            self._leaders[request.request_id] = leader
+            return True
+        if len(self._threads) >= MAX_TRANSFERS:
             return False
         now = time.monotonic()
         transfer = Transfer(request, tokens, now, now + PREFILL_SECONDS + _ROOM_SECONDS)
@@ -107,16 +120,32 @@ class KVConsumer(KVConnector):
         threading.Thread(target=self._run, args=(transfer,), name="kv-read", daemon=True).start()
         return True
 
+    def _leader(self, request: Request, tokens: tuple[int, ...], num_cached: int) -> Transfer | None:
+        """A transfer that brings at least half of what a request lacks, and is no less urgent."""
+        size = self._scheduler.config.block_size
+        num_enough = num_cached + -(-(len(tokens) - num_cached) // (2 * size)) * size
+        for transfer in self._transfers.values():
+            leader = transfer.request
+            is_usable = leader.cache_salt == request.cache_salt and leader.priority <= request.priority
+            if is_usable and transfer.tokens[:num_enough] == tokens[:num_enough]:
+                return transfer
+        return None
+
     def remove(self, request_id: str) -> None:
         """Stop the transfer of a request whose client is gone. Blocks are freed when its thread has ended."""
+        self._released = [each for each in self._released if each.request_id != request_id]
+        if (leader := self._leaders.pop(request_id, None)) is not None:
+            leader.followers = [each for each in leader.followers if each.request_id != request_id]
         transfer = self._transfers.pop(request_id, None)
         if transfer is not None:
             is_reading = transfer.state is TransferState.READING
+            self._released += self._take_followers(transfer)
             self._end(transfer, TransferState.CANCELLING if is_reading else TransferState.FREED)
 
     def requests(self) -> Sequence[Request]:
-        """Those whose prefix is being fetched."""
-        return [transfer.request for transfer in self._transfers.values()]
+        """Those whose prefix is being fetched, by themselves or by another one."""
+        transfers = self._transfers.values()
+        return [each for one in transfers for each in (one.request, *one.followers)] + self._released
 
     def advance(self) -> Iterator[tuple[Request, int]]:
         """Take in what the threads report; yields requests whose prefix is here, or has to be computed."""
@@ -125,8 +154,9 @@ class KVConsumer(KVConnector):
             if isinstance(report, Reference):
                 transfer.reference = report
                 transfer.give_up_at = time.monotonic() + _ROOM_SECONDS
-            elif (request := self._ended(transfer, report)) is not None:
-                yield request, transfer.num_fetched_tokens
+            else:
+                for request in self._ended(transfer, report):
+                    yield request, transfer.num_fetched_tokens
         yield from self._copied()
         now = time.monotonic()
         for transfer in list(self._transfers.values()):
@@ -138,7 +168,12 @@ class KVConsumer(KVConnector):
                 transfer.channel is None and now >= transfer.began_at + _CONNECT_SECONDS
             )
             if transfer.state is TransferState.QUEUED and is_late:
-                yield self._compute_here(transfer, "it took too long"), 0
+                for request in self._compute_here(transfer, "it took too long"):
+                    yield request, 0
+        released, self._released = self._released, []
+        for request in released:
+            if not self.add(request):
+                yield request, 0
 
     def take(self, events: StepEvents) -> None:
         """Go on with what the step has copied, even if the engine has nothing else to do."""
@@ -171,8 +206,8 @@ class KVConsumer(KVConnector):
             transfer.state = changed(transfer.state, TransferState.READING)
             transfer.reserved.put(transfer.blocks)
 
-    def _ended(self, transfer: Transfer, failure: str | None) -> Request | None:
-        """The thread of a transfer has ended; returns the request if it is to be scheduled now."""
+    def _ended(self, transfer: Transfer, failure: str | None) -> Sequence[Request]:
+        """The thread of a transfer has ended; returns the requests that are to be scheduled now."""
         self._threads.remove(transfer)
         if failure is None and transfer.state is TransferState.READING:
             assert transfer.blocks is not None
@@ -180,7 +215,7 @@ class KVConsumer(KVConnector):
             if transfer.blocks.slots:
                 transfer.num_steps = self._scheduler.unstage_prefix(transfer.blocks)
                 self._copying.append(transfer)
-                return None
+                return ()
             return self._published(transfer, transfer.blocks)
         if transfer.blocks is not None:
             self._scheduler.release_prefix(transfer.blocks)
@@ -188,7 +223,7 @@ class KVConsumer(KVConnector):
             transfer.state = changed(transfer.state, TransferState.FREED)
         if transfer.state in (TransferState.QUEUED, TransferState.READING):
             return self._compute_here(transfer, failure or "it ended")
-        return None
+        return ()
 
     def _copied(self) -> Iterator[tuple[Request, int]]:
         """Requests whose prefix is on the device now."""
@@ -196,33 +231,42 @@ class KVConsumer(KVConnector):
         for transfer in [each for each in self._copying if num_committed >= each.num_steps]:
             self._copying.remove(transfer)
             assert transfer.blocks is not None
-            request = self._published(transfer, transfer.blocks)
-            if request is not None:
+            for request in self._published(transfer, transfer.blocks):
                 yield request, transfer.num_fetched_tokens
 
-    def _published(self, transfer: Transfer, blocks: PrefixBlocks) -> Request | None:
-        """The blocks have their contents; returns the request, if its client has not gone meanwhile."""
+    def _published(self, transfer: Transfer, blocks: PrefixBlocks) -> Sequence[Request]:
+        """The blocks have their contents; returns the request, if its client has not gone meanwhile. Those
+        that waited for it have less to fetch now, or nothing.
+        """
         num_fetched = len(blocks.block_ids) - blocks.num_cached
         transfer.num_fetched_tokens = num_fetched * self._scheduler.config.block_size
         self._num_blocks += num_fetched
         self._scheduler.kv.publish_reserved(blocks)
         self._scheduler.release_prefix(blocks)
         if transfer.state is not TransferState.VERIFIED:
-            return None
+            return ()
         transfer.state = changed(transfer.state, TransferState.RUNNING)
         self._succeeded += 1
         self._has_failed = False
         del self._transfers[transfer.request.request_id]
-        return transfer.request
+        self._released += self._take_followers(transfer)
+        return (transfer.request,)
 
-    def _compute_here(self, transfer: Transfer, why: str) -> Request:
+    def _compute_here(self, transfer: Transfer, why: str) -> Sequence[Request]:
         self._end(transfer, TransferState.LOCAL_PREFILL)
         self._failed += 1
         self._has_failed = True
         del self._transfers[transfer.request.request_id]
         facts = {"request_id": transfer.request.external_id, "why": why}
         logger.info("a prefix is computed here: no producer gave it", extra=facts)
-        return transfer.request
+        return (transfer.request, *self._take_followers(transfer))
+
+    def _take_followers(self, transfer: Transfer) -> Sequence[Request]:
+        """Those that wait for a transfer wait no longer."""
+        followers, transfer.followers = transfer.followers, []
+        for request in followers:
+            del self._leaders[request.request_id]
+        return followers
 
     def _end(self, transfer: Transfer, state: TransferState) -> None:
         """Change the state, and make the thread stop."""

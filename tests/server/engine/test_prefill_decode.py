@@ -457,6 +457,72 @@ def test_equal_prompts_at_the_same_time_are_no_failure(start):
     pair.assert_free(5)
 
 
+def ask_at_once(pair, wanted, aborts=()):
+    """The answers to prompts that come in one message, and the first of which may be aborted in it."""
+    with Peer(pair.consumer) as peer:
+        peer.connection.settimeout(30)
+        requests = [make_request(f"request {number}", prompt, 12) for number, prompt in enumerate(wanted)]
+        peer.send(*requests, aborts=aborts)
+        found = {request.request_id: [] for request in requests if request.request_id not in aborts}
+        missing = set(found)
+        for event in peer.events():
+            found[event.request_id] += event.token_ids
+            assert event.error is None
+            missing -= {event.request_id} if event.finish_reason is not None else set()
+            if not missing:
+                return list(found.values())
+    raise AssertionError("the connection ended")
+
+
+def test_equal_prompts_that_come_together_are_fetched_once(start):
+    """As the answers of one request, of which there may be more than transfers."""
+    pair, prompt = start(), list(range(40))
+    count = kv_consumer.MAX_TRANSFERS + 4
+    before = pair.consumer.runner.num_computed
+    assert ask_at_once(pair, [prompt] * count) == [answer(prompt, 12)] * count
+    assert pair.consumer.connector.stats()[:3] == (1, 0, (len(prompt) - 1) // SIZE)
+    assert pair.consumer.runner.num_computed - before <= count * (SIZE + 12)
+    pair.assert_free(5)
+
+
+def test_who_waits_for_the_prefix_of_another_request_fetches_it_once_that_one_is_aborted(start):
+    pair, prompt = start(), list(range(40))
+    assert ask_at_once(pair, [prompt] * 4, aborts=("request 0",)) == [answer(prompt, 12)] * 3
+    assert pair.consumer.connector.stats()[:2] == (1, 0)
+    pair.assert_free(5)
+
+
+def test_who_waits_for_the_prefix_of_another_request_fetches_what_is_left_if_that_is_much(start):
+    pair, prompt = start(), list(range(40))
+    wanted = [prompt, [*prompt, 5, 6, 7], [*prompt, *range(20)], [*prompt[:8], *range(50)]]
+    assert ask_at_once(pair, wanted) == [answer(each, 12) for each in wanted]
+    assert pair.consumer.connector.stats()[:2] == (3, 0), "the second one finds enough in the prefix cache"
+    assert pair.consumer.connector.stats().blocks <= 9 + 5 + 14
+    pair.assert_free(5)
+
+
+def test_equal_prompts_that_no_producer_gives_are_computed_once(start, monkeypatch):
+    pair, prompt = start(), [11] * 40
+    monkeypatch.setattr(pair.producer.connector, "_vocab_size", 10)
+    before = pair.consumer.runner.num_computed
+    assert ask_at_once(pair, [prompt] * 6) == [answer(prompt, 12)] * 6
+    assert pair.consumer.connector.stats()[:2] == (0, 1)
+    assert pair.consumer.runner.num_computed - before <= len(prompt) + 6 * (SIZE + 12)
+    pair.assert_free(5)
+
+
+def test_a_more_urgent_request_waits_for_no_other_one(start):
+    pair, prompt = start(), list(range(40))
+    connector = pair.consumer.connector
+    first = make_request("request 0", prompt)
+    connector._transfers["request 0"] = kv_consumer.Transfer(first, tuple(prompt[:36]), 0.0, 1e9)
+    for priority, waits in ((0, True), (10, True), (-10, False)):
+        request = make_request("request 1", prompt, priority=priority)
+        assert (connector._leader(request, tuple(prompt[:36]), 0) is not None) is waits
+    assert connector._leader(make_request("request 1", prompt, cache_salt="b"), tuple(prompt[:36]), 0) is None
+    connector._transfers.clear()
+
+
 def test_what_a_producer_refuses_is_computed_here_and_other_prompts_are_still_fetched(start, monkeypatch):
     pair = start()
     monkeypatch.setattr(pair.producer.connector, "_vocab_size", 10)
@@ -673,6 +739,8 @@ def test_of_a_prefix_that_this_host_has_no_room_for_as_much_is_fetched_as_fits(s
     assert pair.ask(prompt, 1) == answer(prompt, 12)
     stats = pair.consumer.connector.stats()
     assert (stats[:2], stats.blocks) == ((1, 0), 6)
+    assert pair.ask(prompt, 2) == answer(prompt, 12)
+    assert pair.consumer.connector.stats() == stats, "as much is cached"
     pair.assert_free(5)
 
 
