@@ -34,6 +34,7 @@ from quire_gateway.dispatch import Dispatcher
 from quire_gateway.external_secrets import ExternalSecrets
 from quire_gateway.external_upstream import ExternalUpstream
 from quire_gateway.gateway_leases import GatewayLeases
+from quire_gateway.hidden_adapters import HiddenAdapters
 from quire_gateway.informer import Informer, Kind, Store
 from quire_gateway.kube_api import KubeApi
 from quire_gateway.limit_script import SCRIPT
@@ -141,7 +142,9 @@ async def _serve(settings: Settings, listener: socket.socket, signer: RequestSig
     age, on_refusal = settings.max_connection_age, metrics.connection_refused
     server = HttpServer(gateway, listener, max_connection_age=age, on_refusal=on_refusal)
     running: list[Coroutine[Any, Any, None]] = [one.run() for one in informers]
-    running.append(LoadPoller(table).run())
+    hidden = HiddenAdapters(state, table)
+    metrics.registry.register(hidden)
+    running += [LoadPoller(table).run(), hidden.run()]
     if settings.peer_service:
         running += _peer_sync(settings, api, table, outbox)
     if shared is not None:

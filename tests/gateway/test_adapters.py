@@ -8,12 +8,14 @@ import httpx
 import pytest
 
 from e2e.http_server import HttpServer
+from quire_gateway.hidden_adapters import HiddenAdapters, hidden_adapters
 from quire_gateway.llm_client import key_hash
 from quire_gateway.load_poller import adapter_states
 from quire_gateway.outlier_detection import CONSECUTIVE_FAILURES, Verdict
 from quire_gateway.replica import STALE_SECONDS
 from quire_gateway.replicas import ReplicaTable
 from quire_gateway.routing.by_load import RoundRobin
+from quire_gateway.routing_state import RoutingState
 from tests.gateway.conftest import IN_CLUSTER, SLEEPS, num_held
 from tests.gateway.kube_stub import NAMESPACE, KubeStub, endpoint_slice, llm_object
 from tests.gateway.launch import Gateway
@@ -35,6 +37,37 @@ def asked_of(world, name):
 
 
 # Whose a name is
+
+
+def test_an_adapter_whose_name_another_object_has_is_logged_and_counted(clock, caplog):
+    late = deployment("next", "support", "own", created="2026-02-01T00:00:00Z")
+    world = World(clock, "tiny", "next").put(late, deployment("tiny", "support", "next"))
+    hidden = HiddenAdapters(world.state, world.table)
+    hidden.look()
+    hidden.look()  # says it once
+    taken = [("models/next", "support", "LLMDeployment models/tiny")]
+    taken.append(("models/tiny", "next", "LLMDeployment models/next"))
+    assert [(one.deployment, one.adapter, one.taken_by) for one in caplog.records] == taken
+    assert "rename it" in caplog.text
+    (metric,) = hidden.collect()
+    assert [tuple(one.labels.values()) for one in metric.samples] == taken
+
+    world.put(deployment("next"), route(models=("support",), targets=(("next", 1),)))
+    assert hidden_adapters(world.state.table, world.table) == {
+        ("models/tiny", "support", "LLMRoute models/r"),
+        ("models/tiny", "next", "LLMDeployment models/next"),
+    }
+    world.put(route(models=("support",), targets=(("tiny", 1),)), deployment("tiny", "support"))
+    assert hidden_adapters(world.state.table, world.table) == set()
+
+
+def test_of_two_namespaces_the_adapter_of_the_later_one_is_hidden(clock):
+    table, state = ReplicaTable(("a", "b"), 8001, clock, lambda _: RoundRobin()), RoutingState()
+    for namespace, name in (("a", "x"), ("b", "y")):
+        found = endpoint_slice(name, {name: "10.0.0.1"}, model=name)
+        table.put({**found, "metadata": {**found["metadata"], "namespace": namespace}})
+        state.deployments.put(deployment(name, "support", namespace=namespace))
+    assert hidden_adapters(state.table, table) == {("b/y", "support", "LLMDeployment a/x")}
 
 
 def test_an_adapter_is_a_model_that_its_deployments_replicas_are_asked_for_by_this_name(clock):
