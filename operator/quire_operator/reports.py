@@ -51,7 +51,7 @@ _REVISION = re.compile(r"[0-9A-Za-z:]{1,80}")
 _FILE = re.compile(r"[0-9A-Za-z._-]{1,255}")
 _VERSION = re.compile(r"[0-9A-Za-z.+-]{1,64}")
 _ADAPTER = re.compile(ADAPTER_NAME)
-_ADAPTER_STATES = frozenset({"Fetching", "Loading", "Ready", "Failed"})
+_ADAPTER_STATES = frozenset({"Fetching", "Loading", "Ready", "Failed", "Unloaded"})
 _FORMAT = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}(, [a-z0-9]{1,8})?")
 _PROCESS = re.compile(r"api|engine|health|supervisor|rank [0-9]{1,3}")
 _NOT_PRINTABLE = re.compile(r"[^\x20-\x7e\xa0-\ud7ff\ue000-\ufffd]+")
@@ -103,7 +103,9 @@ class RankReport:
 
 @dataclass(frozen=True, kw_only=True)
 class AdapterReport:
-    """A LoRA adapter in a pod. `state`: Fetching, Loading, Ready or Failed; `message`: why it failed."""
+    """A LoRA adapter in a pod. `state`: Fetching, Loading, Ready, Failed or Unloaded; `message`: why it does
+    not answer.
+    """
 
     name: str
     state: str

@@ -86,7 +86,7 @@ class Replica:
             return AdapterState.READY
         if now - self._adapters_at > STALE_SECONDS:
             return AdapterState.UNKNOWN
-        return AdapterState.FAILED if state == "Failed" else AdapterState.LOADING
+        return AdapterState.FAILED if state in ("Failed", "Unloaded") else AdapterState.LOADING
 
     def polled_adapters(self, states: Mapping[str, str], now: float) -> None:
         """These are all adapters of the replica; one that is not among them it has not seen yet."""

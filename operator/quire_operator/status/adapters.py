@@ -18,7 +18,7 @@ from quire_operator.status.reasons import ConditionValue
 
 _READY, _PENDING = "Ready", "Pending"
 # The state of an adapter is the first of these that a pod has.
-_ORDER = ("Failed", "Fetching", "Loading", _PENDING, _READY)
+_ORDER = ("Failed", "Unloaded", "Fetching", "Loading", _PENDING, _READY)
 # Progress is rounded down to a multiple of so many percent: each step is a write of the status.
 _STEP = 5
 
@@ -70,8 +70,8 @@ def _entry(name: str, states: Sequence[PodState]) -> dict[str, Any]:
         result["revision"] = revisions.pop()
     if worst == "Fetching" and (shares := _shares(said.values())):
         result["progress"] = f"{min(shares) // _STEP * _STEP}%"
-    if worst == "Failed":
-        pod, report = next((pod, one) for pod, one in said.items() if one.state == "Failed")
+    if worst in ("Failed", "Unloaded"):
+        pod, report = next((pod, one) for pod, one in said.items() if one.state == worst)
         result["message"] = f"pod {pod}: {report.message or 'it does not say why'}"
     return result
 

@@ -20,12 +20,13 @@ STEP_MASK = (1 << 31) - 1
 
 
 class AdapterOrder(NamedTuple):
-    """To the other ranks: read their parts of the LoRA adapter in this directory and keep it under a number;
-    without a directory, forget what has the number.
+    """To the other ranks: read their parts of the LoRA adapter in this directory and keep it under a number,
+    in place of another one, if ``replaces`` is not 0; without a directory, forget what has the number.
     """
 
     number: int
     directory: str
+    replaces: int
 
 
 class AdapterReport(NamedTuple):

@@ -71,8 +71,8 @@ def _serve(settings: ServeConfig, run_dir: Path, heartbeat: HeartbeatWriter, fau
         faults=faults,
         proof=_proof(settings),
         golden=GoldenTokens(settings.canary_golden_path, fingerprint),
-        report_adapters=lambda states: engine_report.write_adapters(
-            run_dir, [state._asdict() for state in states]
+        report_adapters=lambda states, unloaded: engine_report.write_adapters(
+            run_dir, [state._asdict() for state in states], unloaded
         ),
         connector=kv_roles.connector(settings, scheduler, runner, faults),
     )

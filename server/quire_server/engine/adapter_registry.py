@@ -19,12 +19,16 @@ from quire_server.core.adapter_slots import AdapterSlots
 from quire_server.core.step import ADAPTER_GONE
 from quire_server.engine.messages import AdapterState, LoadAdapter
 from quire_server.errors import RequestError
-from quire_server.models.adapter_file import AdapterFile
+from quire_server.models.adapter_file import AdapterFile, NoRoomError
 from quire_server.runner.adapters import reason_of
 
 logger = logging.getLogger(__name__)
 
 MAX_ADAPTERS = 256  # on the host
+_IS_USED = (
+    " The earlier content of this name answers meanwhile, and its memory counts as free only when no request "
+    "uses it as the new one is read, which is tried again in a minute."
+)
 
 
 class AdapterStore(Protocol):
@@ -32,7 +36,7 @@ class AdapterStore(Protocol):
     ``exchange`` takes part in what these do, and returns whether to call it again soon.
     """
 
-    def begin(self, number: int, directory: Path) -> Future[AdapterFile]: ...
+    def begin(self, number: int, directory: Path, replaces: int) -> Future[AdapterFile]: ...
 
     def exchange(self) -> bool: ...
 
@@ -70,6 +74,7 @@ class AdapterRegistry:
         self._entries: dict[str, _Entry] = {}
         self._dropped: set[int] = set()  # numbers that requests may still use
         self._last_number = 0
+        self._unloaded: dict[str, None] = {}  # names that were dropped and not loaded since, the latest last
         self.is_exchanging = False  # whether to call ``advance`` again soon
         self.wake: Callable[[], object] = bool  # called when something is read, maybe from another thread
 
@@ -92,7 +97,10 @@ class AdapterRegistry:
             entry = self._entries.pop(name, None)
             if entry is not None:
                 self._drop(entry.adapter)
+                self._unloaded[name] = None
                 has_changed = True
+        while len(self._unloaded) > MAX_ADAPTERS:
+            del self._unloaded[next(iter(self._unloaded))]
         for load in loads:
             has_changed = True
             self._load(load)
@@ -120,7 +128,13 @@ class AdapterRegistry:
         """Of all names, in their order."""
         return tuple(_state(name, entry) for name, entry in sorted(self._entries.items()))
 
+    @property
+    def unloaded(self) -> tuple[str, ...]:
+        """Names that were dropped and not loaded since."""
+        return tuple(self._unloaded)
+
     def _load(self, load: LoadAdapter) -> None:
+        self._unloaded.pop(load.name, None)
         entry = self._entries.setdefault(load.name, _Entry(load.load_id))
         entry.load_id, entry.reason = load.load_id, ""
         store = self._store
@@ -131,7 +145,9 @@ class AdapterRegistry:
         else:
             self._last_number += 1
             entry.number, entry.path = self._last_number, load.path
-            entry.loading = store.begin(entry.number, Path(load.path))
+            old = entry.adapter
+            replaces = 0 if old is None or self._slots.is_used(old.number) else old.number
+            entry.loading = store.begin(entry.number, Path(load.path), replaces)
             entry.loading.add_done_callback(lambda _: self.wake())
 
     def _num_others(self, entry: _Entry) -> int:
@@ -143,6 +159,8 @@ class AdapterRegistry:
         entry.loading = None
         if (error := loading.exception()) is not None:
             entry.reason = reason_of(error, entry.path)
+            if entry.adapter is not None and isinstance(error, NoRoomError):
+                entry.reason += _IS_USED
             logger.error("an adapter is not loaded", extra={"adapter": name, "why": entry.reason})
             return
         file = loading.result()

@@ -122,7 +122,9 @@ class EngineCore:
         proof: ProofOfInference,
         golden: GoldenTokens,
         connector: KVConnector | None = None,
-        report_adapters: Callable[[Sequence[AdapterState]], object] = bool,
+        report_adapters: Callable[
+            [Sequence[AdapterState], Sequence[str]], object
+        ] = lambda states, unloaded: None,
     ) -> None:
         self._scheduler = scheduler
         self._runner = runner
@@ -263,7 +265,7 @@ class EngineCore:
             sum(state.is_ready for state in states),
             sum(bool(state.reason) for state in states),
         )
-        self._report_adapters(states)
+        self._report_adapters(states, self._adapters.unloaded)
         socket.announce(AdapterStates(states))
 
     def _validate(self, request: Request) -> None:

@@ -52,11 +52,18 @@ def write_canary(run_dir: Path, fingerprint: str, tokens: Sequence[int]) -> None
     _write(run_dir / _CANARY, {"fingerprint": fingerprint, "tokens": list(tokens)})
 
 
-def write_adapters(run_dir: Path, states: Sequence[Mapping[str, object]]) -> None:
+#: The state of an adapter that was dropped, and whose files may still be there.
+UNLOADED = "Unloaded"
+
+
+def write_adapters(
+    run_dir: Path, states: Sequence[Mapping[str, object]], unloaded: Sequence[str] = ()
+) -> None:
     """Called when any LoRA adapter has changed. ``states``: of all of them. One that requests may name is
-    Ready, also while another content of it is loaded.
+    Ready, also while another content of it is loaded. ``unloaded``: names that were dropped.
     """
-    adapters = [
+    empty = {"state": UNLOADED, "reason": "", "digest": "", "rank": 0, "bytes": 0}
+    adapters: list[Document] = [
         {
             "name": state["name"],
             "state": "Ready" if state["is_ready"] else "Loading" if state["is_loading"] else "Failed",
@@ -67,6 +74,7 @@ def write_adapters(run_dir: Path, states: Sequence[Mapping[str, object]]) -> Non
         }
         for state in states
     ]
+    adapters += [{"name": name, **empty} for name in unloaded]
     _write(run_dir / _ADAPTERS, {"adapters": adapters})
 
 

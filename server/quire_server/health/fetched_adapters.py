@@ -14,11 +14,16 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
+from quire_server.health.engine_report import UNLOADED
 from quire_server.model_dir.adapter_layout import STATE_FOLDER
 
 LOOK_SECONDS = 1.0
 _MAX_FILES = 512
 _MAX_BYTES = 16 << 10
+_WHY_UNLOADED = (
+    "It was unloaded by /v1/unload_lora_adapter. It is loaded again by /v1/load_lora_adapter, when its files "
+    "change, or when the pod restarts."
+)
 _STATES = ("Fetching", "Fetched", "Failed")
 _TEXTS = ("name", "state", "reason", "message", "revision")
 _NUMBERS = ("bytes", "total_bytes")
@@ -70,9 +75,12 @@ def read(folder: Path) -> list[Document]:
 def merged(
     loaded: Sequence[Document], fetched: Sequence[Document], reserved: Collection[str] = ()
 ) -> list[Document]:
-    """By name, one entry of what is loaded, fetched or both."""
-    engine = {str(one["name"]): one for one in loaded}
+    """By name, one entry of what is loaded, fetched or both. What was unloaded is Unloaded as long as its
+    files are there: an adapter that left the list, or a folder without a list, is not named any more.
+    """
     source = {str(one["name"]): one for one in fetched}
+    there = {name for name, one in source.items() if one["state"] == "Fetched"}
+    engine = {str(one["name"]): one for one in loaded if one["state"] != UNLOADED or one["name"] in there}
     return [_entry(name, engine.get(name), source.get(name), reserved) for name in sorted(engine | source)]
 
 
@@ -84,6 +92,8 @@ def _entry(
     is_there = fetched is None or fetched["state"] == "Fetched"
     if loaded is not None and (is_there or loaded["state"] != "Failed"):
         reason = loaded["reason"]
+        if loaded["state"] == UNLOADED:
+            reason = _WHY_UNLOADED
         if fetched is not None and fetched["state"] == "Failed":
             reason = fetched["message"]
         return {**loaded, "reason": reason, "total_bytes": loaded["bytes"], "revision": revision}

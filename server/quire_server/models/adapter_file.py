@@ -59,6 +59,10 @@ class Matrix(NamedTuple):
         return (size, self.in_size) if self.part.dimension == 0 else (self.out_size, size)
 
 
+class NoRoomError(ConfigError):
+    """The host has no room for an adapter."""
+
+
 class HostRoom:
     """The host's memory for adapters, taken before one is read and given back when nothing refers to it any
     more. Thread-safe.
@@ -69,11 +73,13 @@ class HostRoom:
         self._taken = 0
         self._lock = threading.Lock()
 
-    def take(self, size: int) -> None:
-        """Raises ConfigError where so many bytes are not left."""
+    def take(self, size: int, replaced: int = 0) -> None:
+        """Raises NoRoomError where so many bytes are not left, with those that are ``replaced``: they are
+        given back a moment later.
+        """
         with self._lock:
-            if size > (left := self.limit - self._taken):
-                raise ConfigError(
+            if size > (left := self.limit - self._taken + replaced):
+                raise NoRoomError(
                     f"The adapter takes {_mib(size)} of the host's memory, and {_mib(max(0, left))} of the "
                     f"{_mib(self.limit)} for adapters are left: drop others, keep to lower ranks "
                     "(engine.maxAdapterRank), or raise resources.memory."
@@ -108,10 +114,11 @@ def read(
     max_rank: int,
     dtype: torch.dtype,
     room: HostRoom,
+    replaced: int = 0,
 ) -> AdapterFile:
     """Read an adapter of a model with these matrices, and keep the parts that this rank computes with. Their
-    memory is taken from ``room``, before they are read, by what the file's header says. Raises ConfigError,
-    ModelCorruptError or ModelNotFoundError.
+    memory is taken from ``room``, before they are read, by what the file's header says; ``replaced``: bytes
+    of it that are free once this is there. Raises ConfigError, ModelCorruptError or ModelNotFoundError.
     """
     files = _open(directory)
     config = files.read_json(CONFIG)
@@ -126,7 +133,7 @@ def read(
     _check_shapes(shapes, matrices, rank)
     kept = {name: shape for name in shapes if (shape := _kept(name, matrices, rank))}
     size = sum(map(math.prod, kept.values())) * dtype.itemsize
-    room.take(size)
+    room.take(size, replaced)
     with contextlib.ExitStack() as failed:
         failed.callback(room.give_back, size)
         # Before the content: where the file is changed meanwhile, the next look finds another digest.

@@ -112,14 +112,20 @@ class Adapters:
         logger.info("room for adapters", extra={"slot_bytes": slots, "host_bytes": self.room.limit})
         return on_host + self.room.limit
 
-    def read(self, directory: Path) -> AdapterFile:
-        """Read and check an adapter; from any thread. Raises errors of `quire_server.errors`."""
-        return adapter_file.read(directory, self.matrices, self.max_rank, self.dtype, self.room)
+    def read(self, directory: Path, replaced: int = 0) -> AdapterFile:
+        """Read and check an adapter; from any thread. ``replaced``: bytes that are free once it is there.
+        Raises errors of `quire_server.errors`.
+        """
+        return adapter_file.read(directory, self.matrices, self.max_rank, self.dtype, self.room, replaced)
 
-    def begin(self, number: int, directory: Path) -> "Future[AdapterFile]":
-        """The same on a thread of its own. The adapter may be added under this number."""
+    def begin(self, number: int, directory: Path, replaces: int = 0) -> "Future[AdapterFile]":
+        """The same on a thread of its own. The adapter may be added under this number. ``replaces``: the
+        number of one that is removed then.
+        """
         self._thread = self._thread or FairExecutor("adapters")
-        return self._thread.submit("", partial(self.read, directory))
+        old = self._files.get(replaces)
+        replaced = 0 if old is None else old.size
+        return self._thread.submit("", partial(self.read, directory, replaced))
 
     def exchange(self) -> bool:
         """Take part in what several ranks do; whether to call it again soon. One rank has no others."""

@@ -33,7 +33,6 @@ class OtherRanks(Protocol):
 class _Loading:
     """An adapter that is read. ``own``: rank 0's part; ``whole``: done when all ranks have read theirs."""
 
-    directory: str
     own: "Future[AdapterFile]"
     whole: "Future[AdapterFile]" = field(default_factory=Future)
     reports: dict[int, AdapterReport] = field(default_factory=dict)  # by rank
@@ -49,10 +48,10 @@ class LeaderAdapters:
         self._orders = others.adapter_orders
         self._loading: dict[int, _Loading] = {}
 
-    def begin(self, number: int, directory: Path) -> "Future[AdapterFile]":
+    def begin(self, number: int, directory: Path, replaces: int = 0) -> "Future[AdapterFile]":
         """Have all ranks read an adapter. It is done when each has, which `exchange` finds out."""
-        self._orders.append(AdapterOrder(number, str(directory)))
-        self._loading[number] = started = _Loading(str(directory), self._own.begin(number, directory))
+        self._orders.append(AdapterOrder(number, str(directory), replaces))
+        self._loading[number] = started = _Loading(self._own.begin(number, directory, replaces))
         return started.whole
 
     def exchange(self) -> bool:
@@ -92,7 +91,7 @@ class LeaderAdapters:
         started.whole.set_result(file)
 
     def _forget(self, number: int) -> None:
-        self._orders.append(AdapterOrder(number, ""))
+        self._orders.append(AdapterOrder(number, "", 0))
 
 
 class FollowerAdapters:
@@ -104,9 +103,9 @@ class FollowerAdapters:
 
     def obey(self, orders: Iterable[AdapterOrder]) -> None:
         """Begin to read, or forget."""
-        for number, directory in orders:
+        for number, directory, replaces in orders:
             if directory:
-                self._reading[number] = directory, self._own.begin(number, Path(directory))
+                self._reading[number] = directory, self._own.begin(number, Path(directory), replaces)
             else:
                 self._reading.pop(number, None)
                 self._own.remove(number)

@@ -69,7 +69,8 @@ def test_an_adapter_is_ready_when_all_pods_answer_with_it() -> None:
         (READY, None, "Pending"),
         (READY, LOADING, LOADING),
         (LOADING, FETCHING, FETCHING),
-        (READY, "Failed", "Failed"),
+        (LOADING, "Unloaded", "Unloaded"),
+        ("Unloaded", "Failed", "Failed"),
     ],
 )
 def test_an_adapter_has_the_state_of_the_pod_that_is_furthest_behind(
@@ -100,6 +101,12 @@ def test_a_broken_adapter_is_named_with_its_pod_and_the_model_stays_ready() -> N
     assert condition(computed, "Ready")[0] == "True"
     assert computed["phase"] == "Serving"
     assert [event.reason for event in transitions.events({}, computed)] == ["AdapterFailed", "Ready"]
+
+
+def test_an_adapter_that_an_admin_has_unloaded_is_said_to_be_with_its_pod() -> None:
+    computed = compute((of("a", "Unloaded", message="It was unloaded."),), of=body("a"))
+    assert adapters(computed)["a"]["message"] == "pod m-0: It was unloaded."
+    assert condition(computed, "AdaptersReady") == ("False", "AdaptersPending")
 
 
 def test_what_pods_say_of_adapters_that_the_spec_does_not_name_is_left_out() -> None:

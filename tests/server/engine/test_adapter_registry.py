@@ -11,7 +11,7 @@ from quire_server.engine import adapter_registry
 from quire_server.engine.adapter_registry import AdapterRegistry
 from quire_server.engine.messages import LoadAdapter
 from quire_server.errors import ConfigError, RequestError
-from quire_server.models.adapter_file import AdapterFile
+from quire_server.models.adapter_file import AdapterFile, NoRoomError
 from quire_server.text.fair_executor import FairExecutor
 
 
@@ -28,7 +28,8 @@ class Store:
             raise content
         return AdapterFile(8, {}, content)
 
-    def begin(self, number: int, directory: Path) -> "Future[AdapterFile]":
+    def begin(self, number: int, directory: Path, replaces: int) -> "Future[AdapterFile]":
+        self.replaced = replaces
         return self.thread.submit("", lambda: self.read(directory))
 
     def exchange(self) -> bool:
@@ -74,6 +75,29 @@ def test_a_name_that_gets_other_content_keeps_the_old_one_for_its_requests(store
     assert store.numbers == [2]
     load("a", "two")  # the same content once more changes nothing
     assert registry.find("a") == second
+
+
+def test_an_update_takes_the_room_of_the_old_content_unless_a_request_uses_that(store):
+    registry, slots, load = make(store)
+    load("a", "one")
+    assert store.replaced == 0
+    load("a", "two")
+    assert store.replaced == 1
+    slots.add_user(registry.find("a").number)
+    state = load("a", NoRoomError("The host is full."))
+    assert store.replaced == 0 and state.is_ready
+    assert state.reason.startswith("The host is full. The earlier content")
+    assert "earlier content" not in load("b", NoRoomError("The host is full.")).reason
+
+
+def test_a_dropped_name_is_unloaded_until_it_is_loaded_again(store):
+    registry, _, load = make(store)
+    load("a", "one")
+    load("b", "one")
+    registry.apply((), ["a", "unknown"])
+    assert registry.unloaded == ("a",)
+    load("a", "one")
+    assert registry.unloaded == ()
 
 
 def test_what_cannot_be_read_leaves_the_earlier_content_and_has_its_reason(store):

@@ -82,7 +82,11 @@ def steps(draw):
     size = st.integers(1, 2**32 - 1)
     graph = draw(st.none() | st.tuples(size, size))
     texts = st.text(max_size=9)
-    orders = draw(st.lists(st.builds(AdapterOrder, st.integers(1, 2**31), texts), max_size=2).map(tuple))
+    orders = draw(
+        st.lists(st.builds(AdapterOrder, st.integers(1, 2**31), texts, st.integers(0, 9)), max_size=2).map(
+            tuple
+        )
+    )
     return RankStep(step, steps, draw(st.just(()) | tokens), nan_rows, graph, draw(st.booleans()), orders)
 
 

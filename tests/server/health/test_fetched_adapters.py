@@ -6,6 +6,7 @@ import pytest
 
 from quire_server.engine.messages import AdapterState
 from quire_server.health import engine_report
+from quire_server.health.fetched_adapters import _WHY_UNLOADED as WHY_UNLOADED
 from quire_server.health.fetched_adapters import merged, read
 
 STATE = {
@@ -22,6 +23,7 @@ FAILED = {**STATE, "state": "Failed", "reason": "ModelNotFound", "message": "It 
 READY = {"name": "a", "state": "Ready", "reason": "", "digest": "d", "rank": 4, "bytes": 18}
 LOADING = {**READY, "state": "Loading", "digest": "", "rank": 0, "bytes": 0}
 BROKEN = {**LOADING, "state": "Failed", "reason": "r is 99."}
+UNLOADED = {**LOADING, "state": "Unloaded"}
 KEYS = {"name", "state", "reason", "digest", "rank", "bytes", "total_bytes", "revision"}
 
 
@@ -35,6 +37,8 @@ KEYS = {"name", "state", "reason", "digest", "rank", "bytes", "total_bytes", "re
         (READY, FETCHED, "Ready", "", (18, 18), "c0ffee"),
         (BROKEN, FETCHED, "Failed", "r is 99.", (0, 0), "c0ffee"),
         (READY, None, "Ready", "", (18, 18), ""),
+        (UNLOADED, FETCHED, "Unloaded", WHY_UNLOADED, (0, 0), "c0ffee"),
+        (UNLOADED, STATE, "Fetching", "", (3, 9), ""),  # it left the list, and is in it again
         # Another content is fetched, or could not be; requests are answered meanwhile.
         (READY, STATE, "Ready", "", (18, 18), ""),
         (READY, FAILED, "Ready", "It is not there.", (18, 18), ""),
@@ -47,6 +51,10 @@ def test_an_adapter_is_what_a_request_would_find(loaded, fetched, state, reason,
     assert entry.keys() == KEYS
     assert (entry["state"], entry["reason"], entry["revision"]) == (state, reason, revision)
     assert (entry["bytes"], entry["total_bytes"]) == numbers
+
+
+def test_an_adapter_without_files_is_not_named_once_it_is_unloaded():
+    assert merged([UNLOADED], []) == []
 
 
 def test_an_adapter_that_answers_is_ready_while_another_content_of_it_is_loaded(tmp_path):

@@ -166,7 +166,7 @@ def test_what_one_rank_cannot_read_is_loaded_by_none(adapters, ranks, monkeypatc
             read_by_all(ranks, 8, adapters[1])
         changed.undo()
         read = theirs.read
-        changed.setattr(theirs, "read", lambda directory: replace(read(directory), digest="another"))
+        changed.setattr(theirs, "read", lambda *given: replace(read(*given), digest="another"))
         with pytest.raises(QuireServerError, match="Rank 1 has read another content"):
             read_by_all(ranks, 9, adapters[1])
     with pytest.raises(QuireServerError, match="adapter_config.json"):
@@ -238,7 +238,13 @@ def test_adapters_together_take_a_quarter_of_the_memory_that_is_left(model, adap
         loaded.read(adapters[0])
     for remedy in ("drop others", "engine.maxAdapterRank", "resources.memory"):
         assert remedy in str(refused.value)
-    kept.pop()
+    loaded.add(1, kept.pop())
+    replaced = loaded.begin(2, adapters[0], replaces=1).result()  # one that is dropped then counts as free
+    assert replaced.size == size
+    with pytest.raises(QuireServerError, match="are left"):
+        loaded.begin(3, adapters[0]).result()
+    loaded.remove(1)
+    del replaced
     assert loaded.read(adapters[0]).size == size
 
 

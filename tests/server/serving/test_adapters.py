@@ -6,6 +6,7 @@ import json
 import httpx
 import pytest
 
+from quire_server.model_dir.adapter_layout import STATE_FOLDER
 from tests.server import adapter_files
 from tests.server.conftest import ADMIN_KEY, KEY
 from tests.server.launch import Server
@@ -102,9 +103,15 @@ def test_a_name_is_dropped_while_its_answer_runs_and_loaded_again(server, folder
         last = [chunk for chunk in chunks if chunk.choices][-1]
     assert last.choices[0].finish_reason == "length"
     assert change(server, "unload", lora_name="a2").status_code == 404
+    fetched = folder / STATE_FOLDER / "a2.json"  # as fetch-adapters writes it for one of its list
+    fetched.parent.mkdir()
+    texts = {"name": "a2", "state": "Fetched", "reason": "", "message": "", "revision": ""}
+    fetched.write_text(json.dumps({**texts, "bytes": 9, "total_bytes": 9}))
+    server.wait("it is said to be unloaded", lambda: states(server, "Unloaded") == {"a2"})
     other = str(folder / "more" / "b")  # other content under the same name
     assert change(server, "load", lora_name="a2", lora_path=other).status_code == 200
     assert text_of(server, "a2") != text
+    server.wait("it is said to be ready", lambda: "a2" in states(server))
 
 
 def test_directories_that_come_change_and_go_are_followed_without_a_restart(server, folder, tiny):
