@@ -200,7 +200,7 @@ def test_an_ejected_replica_that_has_the_adapter_is_better_than_a_well_one_witho
     ("states", "is_loading"),
     [
         ({"a": "Fetching", "b": "Failed", "c": ""}, True),
-        ({"a": "Failed", "b": "Failed", "c": "Failed"}, False),
+        ({"a": "Failed", "b": "Unloaded", "c": "Failed"}, False),
         ({"a": "Loading", "b": "Ready", "c": "Loading"}, False),
         ({"a": "Loading", "b": "Loading"}, False),  # c may have it
     ],

@@ -20,12 +20,18 @@ class AdapterSlots:
         self._running: Counter[int] = Counter()  # requests with a row, by adapter
         self._users: Counter[int] = Counter()  # requests with or without one
         self._loads: list[tuple[int, int]] = []
-        self.num_loads = 0
+        self.num_slots, self.num_loads = num_slots, 0
 
     @property
     def num_resident(self) -> int:
         """Adapters in a slot."""
         return len(self._slots)
+
+    @property
+    def in_use(self) -> tuple[list[int], list[int]]:
+        """Adapters with requests that have a row, and those with requests that have none."""
+        users, running = self._users, self._running
+        return list(running), [adapter for adapter, count in users.items() if count > running[adapter]]
 
     def is_used(self, adapter: int) -> bool:
         """Whether any request, running or waiting, has this adapter."""

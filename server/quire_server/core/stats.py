@@ -79,12 +79,17 @@ class TransferStats(NamedTuple):
 
 
 class AdapterStats(NamedTuple):
-    """LoRA adapters: gauges, and a counter since the start."""
+    """LoRA adapters: gauges, and a counter since the start. ``running``, ``waiting``: names of those that
+    have requests which run, or wait.
+    """
 
     loaded: int = 0  # on the host
     resident: int = 0  # on the device
     failed: int = 0  # names whose last load failed
     slot_loads: int = 0  # copies to the device
+    slots: int = 0  # places on the device
+    running: tuple[str, ...] = ()
+    waiting: tuple[str, ...] = ()
 
 
 class SchedulerStats(NamedTuple):

@@ -74,6 +74,7 @@ class AdapterRegistry:
         self._entries: dict[str, _Entry] = {}
         self._dropped: set[int] = set()  # numbers that requests may still use
         self._last_number = 0
+        self._names: dict[int, str] = {}  # of all numbers that requests may still use
         self._unloaded: dict[str, None] = {}  # names that were dropped and not loaded since, the latest last
         self.is_exchanging = False  # whether to call ``advance`` again soon
         self.wake: Callable[[], object] = bool  # called when something is read, maybe from another thread
@@ -120,6 +121,7 @@ class AdapterRegistry:
         for number in [one for one in self._dropped if not self._slots.is_used(one)]:
             self._dropped.remove(number)
             self._slots.forget(number)
+            del self._names[number]
             assert self._store is not None
             self._store.remove(number)
         return has_changed
@@ -127,6 +129,11 @@ class AdapterRegistry:
     def states(self) -> tuple[AdapterState, ...]:
         """Of all names, in their order."""
         return tuple(_state(name, entry) for name, entry in sorted(self._entries.items()))
+
+    def in_use(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Names whose requests run, and whose requests wait, in their order."""
+        running, waiting = (tuple(sorted({self._names[one] for one in each})) for each in self._slots.in_use)
+        return running, waiting
 
     @property
     def unloaded(self) -> tuple[str, ...]:
@@ -171,6 +178,7 @@ class AdapterRegistry:
         entry.adapter = Adapter(entry.number, key, file.digest, file.rank, file.size)
         assert self._store is not None
         self._store.add(entry.number, file)
+        self._names[entry.number] = name
         facts = {"adapter": name, "digest": file.digest, "rank": file.rank, "bytes": file.size}
         logger.info("an adapter is loaded", extra=facts)
 

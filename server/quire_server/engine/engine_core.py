@@ -488,6 +488,8 @@ class EngineCore:
                 self._scheduler.adapters.num_resident,
                 self._adapter_counts[1],
                 self._scheduler.adapters.num_loads,
+                self._scheduler.adapters.num_slots,
+                *self._adapters.in_use(),
             ),
         )
 

@@ -6,6 +6,7 @@ are kept as plain numbers, and become metric families when /metrics is read.
 
 from __future__ import annotations
 
+import time
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
@@ -298,6 +299,26 @@ class AdapterCollector(Collector):
         for adapter, count in list(self._requests.items()):
             family.add_metric([*self._ours.values(), adapter], count)
         yield family
+        if stats.slots:
+            yield self._in_use()
+
+    def _in_use(self) -> Metric:
+        """vLLM's, from which endpoint pickers read the adapters that a server computes with: the names are in
+        labels, and the value is the time.
+        """
+        about, labels = (
+            "LoRA adapters whose requests run or wait.",
+            (
+                "max_lora",
+                "running_lora_adapters",
+                "waiting_lora_adapters",
+            ),
+        )
+        family = GaugeMetricFamily("vllm:lora_requests_info", about, labels=labels)
+        stats = self.stats
+        values = [str(stats.slots), ",".join(stats.running), ",".join(stats.waiting)]
+        family.add_metric(values, time.time())
+        return family
 
 
 def _counter(name: str, about: str, labels: Mapping[str, str], value: int) -> Metric:

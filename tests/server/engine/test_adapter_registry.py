@@ -90,6 +90,18 @@ def test_an_update_takes_the_room_of_the_old_content_unless_a_request_uses_that(
     assert "earlier content" not in load("b", NoRoomError("The host is full.")).reason
 
 
+def test_the_names_in_use_are_those_of_requests_also_of_a_name_that_was_dropped(store):
+    registry, slots, load = make(store)
+    for name in ("b", "a", "idle"):
+        load(name, name)
+        slots.add_user(registry.find(name).number)
+    slots.acquire(registry.find("b").number)
+    slots.remove_user(registry.find("idle").number)
+    registry.apply((), ["b"])
+    registry.advance()
+    assert registry.in_use() == (("b",), ("a",))
+
+
 def test_a_dropped_name_is_unloaded_until_it_is_loaded_again(store):
     registry, _, load = make(store)
     load("a", "one")

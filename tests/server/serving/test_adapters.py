@@ -72,6 +72,14 @@ def test_each_name_is_answered_by_its_adapter_side_by_side(server, tiny, folder,
     assert server.metric("llm_adapter_resident", model="tiny") == 2
     assert server.metric("llm_adapter_slot_loads_total", model="tiny") >= 3
     assert server.metric("llm_adapter_requests_total", adapter="a3") >= 3
+    idle = 'vllm:lora_requests_info{max_lora="2",running_lora_adapters="",waiting_lora_adapters=""}'
+    server.wait("none runs or waits", lambda: idle in httpx.get(server.url + "/metrics").text)
+    long = {"model": "a1", "prompt": TEXT, "max_tokens": 300, "stream": True, "temperature": 0}
+    with server.client(KEY) as client:
+        answer = client.completions.create(**long, extra_body={"ignore_eos": True})
+        running = idle.replace('running_lora_adapters=""', 'running_lora_adapters="a1"')
+        server.wait("it runs", lambda: running in httpx.get(server.url + "/metrics").text)
+        answer.close()
 
 
 def test_processes_that_share_the_model_answer_as_one(server, tiny, folder, tmp_path):
