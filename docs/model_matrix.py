@@ -58,12 +58,13 @@ From `tests/server/feature_pairs.py`, which names the test of each combination.
 - **works**: a test runs the two together, with a model, and compares the answers.
 - **scheduled**: randomised tests of the scheduler combine the two (order, progress, block accounting),
   without a model; no test compares a model's answers.
-- **refused**: the server ends with a message, see the test.
+- **refused**: the server ends with a message, or answers a request with one, see the test.
 - **untested**: no test combines the two. The server accepts both, and no problem is known.
-- **-**: two values of one setting.
+- **-**: two values of one setting, or what cannot come together.
 
-Also refused is a feature without the one it depends on: a disk tier or swapping without a host tier,
-`priority` in a request without priorities, `watermark` without a key.
+`embeddings` is [`task: Embed`](embeddings.md). Also refused is a feature without the one it depends on: a
+disk tier or swapping without a host tier, `priority` in a request without priorities, `watermark` without a
+key.
 """
 
 UNTESTED = """## Outside the matrix

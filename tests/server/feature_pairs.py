@@ -29,18 +29,53 @@ FEATURES = (
     "static batching",
     "several ranks",
     "LoRA adapters",
+    "embeddings",
 )
-#: Pairs of values of one setting.
+#: Pairs of values of one setting, and what cannot come together: a text is embedded in one step.
 EXCLUSIVE = (
     ("preemption, recomputed", "preemption, swapped"),
     ("drafts from the prompt", "drafts of a draft model"),
     ("priorities", "shortest job first"),
+    ("embeddings", "preemption, recomputed"),
+    ("embeddings", "preemption, swapped"),
 )
-#: Combinations that the server refuses at its start.
+_NO_FLAG = (
+    "tests/server/test_config.py",
+    "test_what_a_model_that_embeds_texts_does_not_do_is_refused_by_name",
+)
+_NO_ROUTE = (
+    "tests/server/embeddings/test_embeddings.py",
+    "test_a_path_of_generation_names_the_task_of_the_server",
+)
+#: Combinations that the server refuses at its start, or by the answer to a request.
 REFUSED = (
     (
         ("tests/server/runner/test_quantization.py", "test_a_quantised_checkpoint_is_not_rounded_twice"),
         ("int8 arithmetic", "quantised checkpoint"),
+    ),
+    *(
+        (_NO_FLAG, ("embeddings", feature))
+        for feature in (
+            "FP8 or int8 KV cache",
+            "host tier",
+            "disk tier",
+            "drafts from the prompt",
+            "drafts of a draft model",
+            "watermark",
+            "several ranks",
+            "LoRA adapters",
+        )
+    ),
+    *(
+        (_NO_ROUTE, ("embeddings", feature))
+        for feature in (
+            "pinned prefixes",
+            "grammar",
+            "calls of tools",
+            "budget of thoughts",
+            "prompt_logprobs",
+            "penalties, biases, bans",
+        )
     ),
 )
 
@@ -164,6 +199,13 @@ WORKS: tuple[tuple[tuple[str, str], tuple[str, ...]], ...] = (
     ),
     (_ADAPTERS_OF_RANKS, ("LoRA adapters", "several ranks", "host tier", _SWAPPED)),
     (_INT8_ADAPTERS, ("LoRA adapters", "int8 arithmetic")),
+    (
+        (
+            "tests/server/embeddings/test_pooling_runner.py",
+            "test_weights_that_are_rounded_to_int8_turn_a_vector_by_little",
+        ),
+        ("embeddings", "int8 arithmetic"),
+    ),
 )
 
 _SCHEDULER_MACHINE = (_CORE + "test_scheduler_machine.py", "SchedulerMachine")

@@ -62,6 +62,17 @@ def test_the_vectors_of_a_batch_are_those_of_transformers_for_each_text_alone(tm
         assert np.abs(vector - expected.numpy()).max() <= 1e-4
 
 
+@pytest.mark.parametrize("kind", embedders.CONFIGS)
+def test_weights_that_are_rounded_to_int8_turn_a_vector_by_little(tmp_path, kind):
+    directory = embedders.write(tmp_path / "m", kind, pooling="mean_tokens", normalize=True)
+    runner, inputs = load(directory, quantization="int8"), texts()
+    assert runner.quantization == "int8"
+    for tokens, vector in zip(inputs, run(runner, inputs)[0], strict=True):
+        expected = embedders.states(directory, tokens).mean(0)
+        cosine = float(vector @ (expected / expected.norm()).numpy())
+        assert 0.99 < cosine < 1 - 1e-7
+
+
 @pytest.mark.parametrize("kind", ["bert", "xlm-roberta"])
 @pytest.mark.parametrize("is_identity", [False, True])
 def test_the_scores_of_a_cross_encoder_are_those_of_transformers(tmp_path, kind, is_identity):
