@@ -116,10 +116,11 @@ class StepEncoder:
             *(row.token_ids for row in step.started),
             *(row.block_ids for row in step.started),
         ]
-        copies, flags = step.copies, _ONLY_LARGEST * message.only_largest
+        copies, flags, copied = step.copies, _ONLY_LARGEST * message.only_largest, (0, 0, 0, 0)
         if copies is not None:
             flags |= _HAS_COPIES
             columns += map(_flat, _copy_columns(copies))
+            copied = len(copies.spills), len(copies.saves), len(copies.loads), len(copies.fetches)
         columns.append(_flat(step.adapter_loads))
         orders = encode(message.adapter_orders) if message.adapter_orders else b""
         lengths = _Lengths(
@@ -134,9 +135,9 @@ class StepEncoder:
             len(step.started),
             sum(len(row.token_ids) for row in step.started),
             sum(len(row.block_ids) for row in step.started),
-            *(map(len, _copy_columns(copies)) if copies is not None else (0,) * 4),
-            adapter_loads=len(step.adapter_loads),
-            orders=len(orders),
+            *copied,
+            len(step.adapter_loads),
+            len(orders),
         )
         self.sequence += 1
         numbers = (self.sequence & 0xFFFFFFFF, step.step_id, *(message.graph or _NO_GRAPH))
