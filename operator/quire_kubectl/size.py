@@ -19,7 +19,7 @@ from quire_kubectl import deployed, together
 from quire_kubectl.kubectl import KubectlError
 from quire_kubectl.together import columns
 from quire_operator import quantity
-from quire_operator.resources.scaling_behavior import DEFAULT_BATCH
+from quire_operator.resources.scaling_behavior import DEFAULT_GPU_BATCH
 from quire_operator.spec import Profile
 from quire_sizing import memory
 from quire_sizing.accelerators import SHEETS
@@ -88,7 +88,7 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
         "--max-model-len", type=int, help="prompt and answer (default: the model's own limit)"
     )
     parser.add_argument(
-        "--max-num-seqs", type=int, default=DEFAULT_BATCH, help="requests at once (default %(default)s)"
+        "--max-num-seqs", type=int, default=DEFAULT_GPU_BATCH, help="requests at once (default %(default)s)"
     )
     parser.add_argument(
         "--max-adapters", type=int, default=0, help="LoRA adapters on the accelerator at once (default 0)"

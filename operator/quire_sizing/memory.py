@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from quire_sizing.errors import SizingError
 from quire_sizing.model import ModelShape, check_tensor, rank_adapted, rank_kv_heads, rank_parameters
@@ -22,6 +22,8 @@ _FEW, _MANY = 0.85, 0.90  # share of an accelerator's memory
 #: Bytes of the host in which the server keeps responses of /v1/responses.
 RESPONSES = 64 << 20
 _MAX_HOST_ADAPTERS, _HOST_SHARE = 256, 4  # adapters on the host, in a quarter of what is left there
+# The most tokens of a step, from so many bytes on: the server's defaults; a contract test compares them.
+LARGE, STEP_TOKENS, LARGE_STEP_TOKENS = 64 << 30, 2048, 8192
 _SCALE = 4  # bytes, of a key or a value that is kept in numbers of 8 bits
 
 
@@ -46,7 +48,7 @@ class Serving:
     weight_bits: float = 16
     kv_bits: int = 16
     utilization: float = _MANY
-    max_num_batched_tokens: int = 2048
+    max_num_batched_tokens: int | None = None  # None: the server's default for the accelerator
     host_weights: int = 0  # bytes of weights that stay in host memory, of all ranks
     kv_memory: int | None = None  # bytes of the KV cache, of all ranks; None: what remains
     staging: int = 0  # bytes of the host for KV blocks between prefill and decode pods
@@ -178,21 +180,28 @@ def workspace(model: ModelShape, serving: Serving, *, samples: bool = True) -> i
     gives and gets, with the buffers that it goes through, what a stage gets, and what it gives in each of the
     steps in flight. ``samples``: whether it has logits: the first stage, which samples, and the last one.
     """
-    rows = 10 if serving.tensor == 1 else 10 + 2
-    activations = serving.max_num_batched_tokens * model.hidden_size * rows * 2
+    rows, tokens = 10 if serving.tensor == 1 else 10 + 2, serving.max_num_batched_tokens or STEP_TOKENS
+    activations = tokens * model.hidden_size * rows * 2
     process = _CUDA if serving.ranks == 1 else _CUDA + _EXCHANGE
     if serving.pools:
         longest = serving.max_model_len or model.longest
         rows = 10 * model.hidden_size + model.intermediate_size
-        return process + max(serving.max_num_batched_tokens, longest) * rows * 2
+        return process + max(tokens, longest) * rows * 2
     if serving.pipeline > 1:
-        activations += (1 + serving.pipeline) * handed_on_bytes(model, serving.max_num_batched_tokens)
+        activations += (1 + serving.pipeline) * handed_on_bytes(model, tokens)
     return process + activations + samples * 2 * 4 * serving.max_num_seqs * model.vocab_size
+
+
+def step_tokens(memory: int) -> int:
+    """The most tokens of a step on an accelerator of so many bytes, where no setting says so."""
+    return LARGE_STEP_TOKENS if memory >= LARGE else STEP_TOKENS
 
 
 def stage_budgets(model: ModelShape, accelerator: Accelerator, serving: Serving) -> tuple[StageBudget, ...]:
     """What a rank of each stage needs, and what remains for its part of the KV cache."""
-    usable, found = int(accelerator.memory * serving.utilization), []
+    usable, found = int(accelerator.memory * serving.utilization), list[StageBudget]()
+    if serving.max_num_batched_tokens is None:
+        serving = replace(serving, max_num_batched_tokens=step_tokens(accelerator.memory))
     divided = stages(model, serving.pipeline, serving.tensor)
     for index, stage in enumerate(divided):
         weights = weight_bytes(stage.parameters, serving.weight_bits)

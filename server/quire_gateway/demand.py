@@ -18,7 +18,7 @@ ROLE = "demand"
 RENEW_SECONDS = 10.0
 _DURATION_SECONDS = 30
 #: Requests that run together on one replica, where an LLMDeployment does not say.
-DEFAULT_SLOTS = 64
+DEFAULT_SLOTS, DEFAULT_GPU_SLOTS = 64, 256
 
 
 def lease(place: tuple[str, str], renewed: str) -> dict[str, Any]:
@@ -67,8 +67,10 @@ def scales_to_zero(deployment: Mapping[str, Any] | None) -> bool:
 
 def slots(deployment: Mapping[str, Any] | None) -> int:
     """How many requests one of its replicas runs together."""
-    engine = ((deployment or {}).get("spec") or {}).get("engine") or {}
-    return int(engine.get("maxNumSeqs") or DEFAULT_SLOTS)
+    spec = (deployment or {}).get("spec") or {}
+    engine, resources = spec.get("engine") or {}, spec.get("resources") or {}
+    on_gpu = resources.get("gpu") is not None or resources.get("profileRef") is not None
+    return int(engine.get("maxNumSeqs") or (DEFAULT_GPU_SLOTS if on_gpu else DEFAULT_SLOTS))
 
 
 def seconds_until_loaded(deployment: Mapping[str, Any] | None, now: float) -> int | None:

@@ -90,18 +90,21 @@ class ServeConfig:
         "arithmetic of the linear layers; auto: int8 with dtype auto on a CPU with AVX2, else none",
     )
     max_model_len: int | None = setting(None, integer(1), "longest prompt plus answer (default: the model's)")
-    max_num_seqs: int = setting(64, integer(1, 4096), "most requests in one batch")
+    max_num_seqs: int | None = setting(
+        None, integer(1, 4096), "most requests in one batch (default: 64 on a CPU, 256 on a GPU)"
+    )
     max_num_batched_tokens: int | None = setting(
-        None, integer(1), "most tokens of one step (default: 512, and at least one for each running request)"
+        None,
+        integer(1),
+        "most tokens of one step (default: 512 on a CPU, 2048 on a GPU, 8192 on one of 64 GiB or more, and "
+        "at least one for each running request)",
     )
     kv_cache_dtype: str = setting(
         "auto",
         one_of("auto", "fp8", "int8"),
         "number format of the KV cache; fp8 (e4m3) and int8 have scales",
     )
-    block_size: int | None = setting(
-        None, integer(1, 1024), "tokens of one KV block (default: 16 on a CPU, 64 on a GPU)"
-    )
+    block_size: int = setting(16, integer(1, 1024), "tokens of one KV block")
     kv_cache_memory_bytes: int | None = setting(
         None, integer(1), "bytes of the KV cache (default: from the available memory)"
     )
@@ -384,7 +387,7 @@ def _check(config: ServeConfig) -> None:
     _check_task(config)
     _check_adapters(config)
     tokens = config.max_num_batched_tokens
-    if tokens is not None and tokens < config.max_num_seqs:
+    if tokens is not None and config.max_num_seqs is not None and tokens < config.max_num_seqs:
         raise ConfigError(
             f"--max-num-batched-tokens {tokens} is less than --max-num-seqs {config.max_num_seqs}: "
             "each running request needs one token of a step; raise the first or lower the second"

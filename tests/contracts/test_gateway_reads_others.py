@@ -167,7 +167,9 @@ def test_the_lease_that_asks_for_a_pod_is_the_operators() -> None:
     labels = demand.lease(("ns", "m"), "")["metadata"]["labels"]
     assert labels == {names.LABEL_ROLE: names.ROLE_DEMAND, names.LABEL_NAMESPACE: "ns", names.LABEL_NAME: "m"}
     assert demand.RENEW_SECONDS * 2 < scale_to_zero.DEMAND_SECONDS, "one renewal may be lost"
-    assert demand.DEFAULT_SLOTS == scaling_behavior.DEFAULT_BATCH
+    for accelerator in ({}, {"gpu": {}}, {"profileRef": {"name": "h100"}}):
+        body = minimal(resources={"cpu": "1", "memory": "1Gi", **accelerator})
+        assert demand.slots(body) == scaling_behavior.batch(spec.parse(body))
 
 
 @pytest.mark.parametrize(

@@ -17,11 +17,13 @@ from quire_operator.resources import scaling_behavior
 from quire_operator.settings import Settings
 from quire_operator.spec import schema
 from quire_server.config import ServeConfig, parse_args
+from quire_server.core import step_limits
 from quire_server.core.topology import MAX_RANKS, Topology
 from quire_server.errors import ConfigError
 from quire_server.health.decision import Thresholds, judge, statusz
 from quire_server.health.heartbeat import Control, Heartbeat, Phase, Process, RankEcho
 from quire_server.health.rank_states import Group, rank_states
+from quire_sizing import memory as sizing
 from tests import kubelet
 
 SETTINGS = Settings(
@@ -208,9 +210,18 @@ def test_defaults_of_the_api_are_the_servers_own() -> None:
     assert differ == {"host", "device", "pre_stop_seconds", "served_model_name", "canary_golden_path"}
 
 
-def test_the_batch_that_the_autoscaler_assumes_is_the_servers() -> None:
-    (own,) = [field.default for field in dataclasses.fields(ServeConfig) if field.name == "max_num_seqs"]
-    assert own == scaling_behavior.DEFAULT_BATCH
+def test_the_limits_of_a_step_that_operator_and_sizing_assume_are_the_servers() -> None:
+    large = step_limits.LARGE_GPU
+    for accelerator, memory in (
+        ({}, None),
+        ({"gpu": {}}, 24 << 30),
+        ({"profileRef": {"name": "h100"}}, large),
+    ):
+        model = spec.parse(specs.minimal(resources={"cpu": "1", "memory": "1Gi", **accelerator}))
+        assert scaling_behavior.batch(model) == step_limits.of_device(memory).requests
+    assert large == sizing.LARGE
+    for memory in (24 << 30, large - 1, large, 141 << 30):
+        assert sizing.step_tokens(memory) == step_limits.of_device(memory).tokens
 
 
 @pytest.mark.parametrize("flag", ["--hos", "--served-model", "--PORT", "--max_model_len", "--host", "-h"])

@@ -41,7 +41,7 @@ def test_a_model_that_embeds_texts_is_reported_without_a_kv_cache(
     (tmp_path / "config.json").write_text(json.dumps(MINILM))
     assert main(["size", str(tmp_path), "--task", "Embed", "--memory", "24GB", "--bandwidth", "1TB/s"]) == 0
     out = capsys.readouterr().out
-    assert "Fits: all 64 requests, each with 512 tokens." in out
+    assert "Fits: all 256 requests, each with 512 tokens." in out
     assert "KV" not in out and "One stream" not in out and "Note" not in out
 
 

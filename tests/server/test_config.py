@@ -51,7 +51,7 @@ def test_the_model_directory_names_the_model_by_default():
         (["m"], {"QUIRE_STALL_TIMEOUT_SECONDS": "nan"}, "QUIRE_STALL_TIMEOUT_SECONDS"),
         (["m"], {"QUIRE_API_KEYS_DIR": ""}, "QUIRE_API_KEYS_DIR"),
         (["m", "--port", "8001"], {}, "--health-port"),
-        (["m", "--max-num-batched-tokens", "8"], {}, "--max-num-batched-tokens"),
+        (["m", "--max-num-batched-tokens", "8", "--max-num-seqs", "9"], {}, "--max-num-batched-tokens"),
         (
             ["m", "--kv-offload-disk-path", "/d", "--kv-offload-disk-bytes", "9"],
             {},

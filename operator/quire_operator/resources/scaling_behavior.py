@@ -14,8 +14,8 @@ from quire_operator.spec import Autoscaling, LLMDeployment
 QUEUED_PER_REPLICA = 10
 SHARE_OF_BATCH = 0.75  # above it, one more running request slows down the others more than adding a pod costs
 PERCENT_PER_REPLICA = 80
-# The server's default where engine.maxNumSeqs is absent; a contract test compares the two.
-DEFAULT_BATCH = 64
+# The server's defaults where engine.maxNumSeqs is absent; a contract test compares them.
+DEFAULT_BATCH, DEFAULT_GPU_BATCH = 64, 256
 
 # A loading pod takes no load yet, so the number grows once per load time. Rounded up to one of these, so that
 # loads of similar duration do not rewrite the autoscaler.
@@ -39,15 +39,20 @@ class PodMeasurements:
     scale_down_disabled: bool = False
 
 
+def batch(model: LLMDeployment) -> int:
+    """How many requests one of its pods runs together."""
+    default = DEFAULT_BATCH if model.spec.resources.accelerator is None else DEFAULT_GPU_BATCH
+    return model.spec.engine.max_num_seqs or default
+
+
 def targets(model: LLMDeployment, scaling: Autoscaling) -> dict[str, int]:
     """The target per replica, by metric. By default the queue and the running requests count: with the queue
     alone, the autoscaler would scale down as soon as all requests run. Of decode pods the use of the KV cache
     counts instead: it has their requests and the prefixes that they read.
     """
-    batch = model.spec.engine.max_num_seqs or DEFAULT_BATCH
     defaults = {
         "QueueDepth": QUEUED_PER_REPLICA,
-        "RunningRequests": max(1, int(batch * SHARE_OF_BATCH)),
+        "RunningRequests": max(1, int(batch(model) * SHARE_OF_BATCH)),
         "KVCacheUtilization": PERCENT_PER_REPLICA,
         "GPUUtilization": PERCENT_PER_REPLICA,
     }

@@ -15,7 +15,7 @@ from typing import Any
 
 from quire_operator import names, quantity
 from quire_operator.reports import MAX_PARAMETERS
-from quire_operator.resources.scaling_behavior import DEFAULT_BATCH
+from quire_operator.resources.scaling_behavior import DEFAULT_GPU_BATCH
 from quire_operator.spec import LLMDeployment, Profile
 from quire_operator.status import reasons
 from quire_operator.status.pods import PodState
@@ -140,7 +140,7 @@ def _serving(model: LLMDeployment, shape: ModelShape | None, status: Mapping[str
     computed = 32 if engine.dtype == "Float32" else 16
     return Serving(
         max_model_len=engine.max_model_len,
-        max_num_seqs=engine.max_num_seqs or DEFAULT_BATCH,
+        max_num_seqs=engine.max_num_seqs or DEFAULT_GPU_BATCH,
         weight_bits=bits or 16.0,
         kv_bits=computed if cache.dtype == "Auto" else 8,
         utilization=asked.memory_percent / 100,

@@ -12,10 +12,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from quire_server.config import ServeConfig
-from quire_server.core import pipeline
+from quire_server.core import pipeline, step_limits
 from quire_server.core.config import Batching, PreemptionMode, SpeculationConfig, SpeculativeMethod
 from quire_server.core.policy import Policy
 from quire_server.core.scheduler import SchedulerConfig
+from quire_server.core.step_limits import StepLimits
 from quire_server.core.watermark import Watermark, read_key
 from quire_server.engine import golden_tokens
 from quire_server.engine.heartbeat_writer import HeartbeatWriter
@@ -28,16 +29,14 @@ from quire_server.runner import fingerprint
 from quire_server.runner.model_runner import (
     ModelRunner,
     RunnerConfig,
-    default_block_size,
     device_of,
-    is_gpu,
+    gpu_bytes,
 )
 from quire_server.runner.pooling_runner import PoolingRunner
 from quire_server.runner.ranks import Membership
 
 logger = logging.getLogger(__name__)
 
-_DEFAULT_STEP_TOKENS = 512
 _POOLED_STEP_TOKENS = 8192  # on a GPU: no decode waits for such a step
 
 
@@ -93,9 +92,10 @@ def load_pooling(config: ServeConfig, heartbeat: HeartbeatWriter, faults: Faults
 
 def pooling_scheduler_config(config: ServeConfig, runner: PoolingRunner) -> SchedulerConfig:
     """Whole texts, as many as a step's tokens allow; one that has more has a step of its own."""
+    limits = _step_limits(config)
     return SchedulerConfig(
-        max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=_step_tokens(config),
+        max_num_seqs=limits.requests,
+        max_num_batched_tokens=limits.tokens,
         max_model_len=runner.max_model_len + 1,  # a text, and the token that stands for its vector
         num_blocks=runner.num_blocks,
         block_size=runner.block_size,
@@ -108,18 +108,19 @@ def pooling_scheduler_config(config: ServeConfig, runner: PoolingRunner) -> Sche
 
 def runner_config(config: ServeConfig) -> RunnerConfig:
     """The runner's options, the same on every rank."""
+    limits = _step_limits(config)
     return RunnerConfig(
         device=config.device,
         dtype=config.dtype,
         kv_cache_dtype=config.kv_cache_dtype,
         quantization=config.quantization,
-        block_size=config.block_size or default_block_size(config.device),
+        block_size=config.block_size,
         kv_cache_memory_bytes=config.kv_cache_memory_bytes,
         shares_kv_cache=config.kv_role != "none",
         kv_staging_bytes=config.kv_staging_bytes,
         num_blocks_override=config.num_gpu_blocks_override,
-        max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=_step_tokens(config),
+        max_num_seqs=limits.requests,
+        max_num_batched_tokens=limits.tokens,
         max_model_len=config.max_model_len,
         kv_offload_host_bytes=config.kv_offload_host_bytes,
         kv_offload_disk_path=config.kv_offload_disk_path,
@@ -139,9 +140,10 @@ def runner_config(config: ServeConfig) -> RunnerConfig:
 
 def scheduler_config(config: ServeConfig, runner: ModelRunner) -> SchedulerConfig:
     """The scheduler's configuration for this runner."""
+    limits = _step_limits(config)
     found = SchedulerConfig(
-        max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=_step_tokens(config),
+        max_num_seqs=limits.requests,
+        max_num_batched_tokens=limits.tokens,
         max_model_len=runner.max_model_len,
         num_blocks=runner.num_blocks,
         block_size=runner.block_size,
@@ -218,11 +220,12 @@ def _watermark(config: ServeConfig) -> Watermark | None:
     return Watermark(read_key(config.watermark_key_path), config.watermark_gamma, config.watermark_delta)
 
 
-def _step_tokens(config: ServeConfig) -> int:
-    """Tokens of a step: at least one for each running request."""
-    pools_on_gpu = config.task == "embed" and is_gpu(config.device)
-    default = _POOLED_STEP_TOKENS if pools_on_gpu else _DEFAULT_STEP_TOKENS
-    return config.max_num_batched_tokens or max(default, config.max_num_seqs)
+def _step_limits(config: ServeConfig) -> StepLimits:
+    gpu_memory = gpu_bytes(config.device)
+    default = step_limits.of_device(gpu_memory)
+    if config.task == "embed" and gpu_memory is not None:
+        default = default._replace(tokens=_POOLED_STEP_TOKENS)
+    return step_limits.limits(config.max_num_seqs, config.max_num_batched_tokens, default)
 
 
 def _progress_with_faults(heartbeat: HeartbeatWriter, faults: Faults) -> Callable[[int, int], None]:

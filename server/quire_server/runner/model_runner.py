@@ -44,9 +44,7 @@ from quire_server.runner.structured_outputs import Grammars
 from quire_server.text.grammar import Vocabulary
 from quire_server.text.tokenizer import Tokenizer
 
-__all__ = ["ModelRunner", "RunnerConfig", "default_block_size"]
-
-_BLOCK_SIZE, _GPU_BLOCK_SIZE = 16, 64  # on a GPU one block is one tile of keys
+__all__ = ["ModelRunner", "RunnerConfig"]
 
 
 class ModelRunner:
@@ -454,11 +452,6 @@ def _vocabulary(model_dir: Path, config: ModelConfig) -> Vocabulary:
     return Vocabulary.of(Tokenizer.load(model_dir), config.eos_token_ids, config.vocab_size)
 
 
-def default_block_size(device: str) -> int:
-    """Tokens per KV block of a ``--device``."""
-    return _GPU_BLOCK_SIZE if is_gpu(device) else _BLOCK_SIZE
-
-
 def device_of(options: RunnerConfig, topology: Topology) -> Device | None:
     """The GPU of a rank; None: it computes on the CPU."""
     if not is_gpu(options.device):
@@ -470,3 +463,8 @@ def device_of(options: RunnerConfig, topology: Topology) -> Device | None:
 def is_gpu(name: str) -> bool:
     """Whether ``--device`` is a GPU; auto: if there is one."""
     return name == "cuda" or (name == "auto" and CudaDevice.is_there())
+
+
+def gpu_bytes(name: str) -> int | None:
+    """Memory of the GPU that ``--device`` is; None: it is a CPU."""
+    return CudaDevice.total_bytes() if is_gpu(name) else None

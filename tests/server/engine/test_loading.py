@@ -1,17 +1,12 @@
 """Options of the runner and the scheduler that loading derives from the settings."""
 
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from quire_server.config import parse_args
 from quire_server.engine import loading
-from quire_server.engine.heartbeat_writer import HeartbeatWriter
-from quire_server.fault_injection import Faults
-from quire_server.health.heartbeat import SharedState
 from quire_server.runner.gpu.cuda_device import CudaDevice
-from quire_server.runner.model_runner import ModelRunner
 
 
 class FakeRunner:
@@ -28,27 +23,29 @@ class FakeRunner:
 
 
 @pytest.mark.parametrize(
-    ("flags", "has_gpu", "tokens"),
+    ("flags", "gpu_bytes", "limits"),
     [
-        (["--device", "cpu"], True, 16),
-        (["--device", "auto"], False, 16),
-        (["--device", "auto"], True, 64),
-        (["--device", "cuda"], True, 64),
-        (["--device", "cuda", "--block-size", "32"], True, 32),
+        ([], None, (64, 512)),
+        (["--max-num-seqs", "600"], None, (600, 600)),
+        (["--max-num-batched-tokens", "40"], None, (40, 40)),
+        ([], 24 << 30, (256, 2048)),
+        ([], 80 << 30, (256, 8192)),
+        (["--max-num-seqs", "8"], 80 << 30, (8, 8192)),
+        (["--max-num-seqs", "8", "--max-num-batched-tokens", "99"], 80 << 30, (8, 99)),
+        (["--task", "embed"], 24 << 30, (256, 8192)),
     ],
 )
-def test_the_default_block_size_of_a_gpu_is_larger_than_that_of_a_cpu(
-    flags, has_gpu, tokens, monkeypatch, tmp_path
+def test_the_limits_of_a_step_are_those_of_what_computes_where_no_flag_says_so(
+    flags, gpu_bytes, limits, monkeypatch
 ):
-    monkeypatch.setattr(CudaDevice, "is_there", staticmethod(lambda: has_gpu))
-    monkeypatch.setattr(
-        ModelRunner, "load", staticmethod(lambda model, options, progress: FakeRunner(options.block_size))
-    )
-    config = parse_args([str(Path("m")), *flags], {})
-    pulse = HeartbeatWriter(SharedState.create(tmp_path), 0.0)
-    runner = loading.load(config, tmp_path, pulse, Faults({}, tmp_path))
-    assert runner.block_size == tokens
-    assert loading.scheduler_config(config, runner).block_size == tokens
+    monkeypatch.setattr(CudaDevice, "is_there", staticmethod(lambda: gpu_bytes is not None))
+    monkeypatch.setattr(CudaDevice, "total_bytes", staticmethod(lambda: gpu_bytes))
+    config = parse_args(["m", *flags], {})
+    options = loading.runner_config(config)
+    assert (options.max_num_seqs, options.max_num_batched_tokens) == limits
+    if config.task == "generate":
+        scheduled = loading.scheduler_config(config, FakeRunner(options.block_size))
+        assert (scheduled.max_num_seqs, scheduled.max_num_batched_tokens) == limits
 
 
 class LoadedRunner(FakeRunner):

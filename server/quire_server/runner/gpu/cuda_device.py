@@ -30,6 +30,11 @@ class CudaDevice:
         """Whether this process sees a GPU."""
         return torch.cuda.is_available()
 
+    @staticmethod
+    def total_bytes() -> int:
+        """Memory of the first GPU; 0 without one."""
+        return int(torch.cuda.get_device_properties(0).total_memory) if torch.cuda.is_available() else 0
+
     def __init__(self, topology: Topology = _ALONE) -> None:
         if not self.is_there():
             raise ConfigError(
