@@ -15,7 +15,7 @@ from quire_kernels.attention import (
 from quire_kernels.lora import add_lora_triton
 from quire_kernels.moe import group_rows_triton, moe_triton
 from quire_kernels.norm import add_rmsnorm_fp8_triton, add_rmsnorm_triton
-from quire_kernels.quantization import fp8_quantize_triton, w4_dequantize_triton, w4a16_triton
+from quire_kernels.quantization import fp8_quantize_triton, w4_dequantize_triton, w4a16_triton, w8a8_triton
 from quire_kernels.sampling import (
     apply_penalties_triton,
     apply_token_bitmask_triton,
@@ -39,6 +39,7 @@ LAUNCH_CONFIGS = (
     *sum_parts_triton.LAUNCH_CONFIGS,
     *w4a16_triton.LAUNCH_CONFIGS,
     *w4_dequantize_triton.LAUNCH_CONFIGS,
+    *w8a8_triton.LAUNCH_CONFIGS,
     *group_rows_triton.LAUNCH_CONFIGS,
     *moe_triton.LAUNCH_CONFIGS,
     *add_lora_triton.LAUNCH_CONFIGS,

@@ -18,6 +18,7 @@ from quire_kernels.paged_kv_cache import PagedKVCache
 from quire_kernels.tuned_configs import DECODE
 
 MAX_SPLITS = 32  # with more, merging the splits costs more than they save
+_LEAST_SPLITS, _LEAST_PART = 4, 256  # splits, tokens of each
 TILE, WARPS, STAGES = 64, 4, 3
 PROGRAMS = 2  # per multiprocessor
 _SMALL_TILE = 32  # for quantized caches and many rows, which take registers
@@ -123,9 +124,12 @@ def row_block(queries: int, group: int) -> int:
 
 
 def decode_splits(sequences: int, groups: int, longest: int, places: int, tile: int) -> int:
-    """Splits of a sequence, so that the GPU can run ``places`` programs at once and each has a tile."""
+    """Splits of a sequence, so that the GPU can run ``places`` programs at once and each has a tile. Some at
+    least, however many sequences there are, where they may become long: the step waits for the longest.
+    """
     wanted = min(places // max(sequences * groups, 1), triton.cdiv(longest, tile), MAX_SPLITS)
-    return min(int(triton.next_power_of_2(max(wanted, 1))), MAX_SPLITS)
+    least = min(_LEAST_SPLITS, longest // _LEAST_PART)
+    return min(int(triton.next_power_of_2(max(wanted, least, 1))), MAX_SPLITS)
 
 
 @triton.jit

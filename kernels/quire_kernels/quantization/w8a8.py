@@ -10,6 +10,9 @@ from torch.nn import functional
 
 from quire_kernels.quantization.row_quantization import quantize_rows
 
+if torch.cuda.is_available():
+    from quire_kernels.quantization.w8a8_triton import quantize_rows_triton, scale_sums_triton
+
 ALIGNED = 8  # `torch._int_mm` requires multiples of it for both sizes
 _FEWEST, _FILLED = 17, 32  # rows that `_int_mm` needs on a GPU, and to how many fewer ones are padded
 
@@ -19,8 +22,12 @@ def w8a8(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None = None) 
 
     An input row's scale is its largest magnitude over 127; a row with a NaN or an infinity gives NaN.
     """
+    rows = len(x)
+    if x.is_cuda:
+        values, row_scales = quantize_rows_triton(x, rows if rows >= _FEWEST else _FILLED)
+        sums = torch._int_mm(values, weight.T)[:rows]
+        return scale_sums_triton(sums, row_scales, scales, bias, x.dtype)
     values, row_scales = quantize_rows(x, torch.int8)
-    rows = len(values)
     if rows < _FEWEST:
         values = functional.pad(values, (0, 0, 0, _FILLED - rows))
     sums = torch._int_mm(values, weight.T)[:rows]

@@ -55,15 +55,16 @@ def test_nan_is_propagated_within_its_sequence_only(splits: int, device: str) ->
     assert given[0].isnan().all() and given[1].isfinite().all()
 
 
-def test_splits_fill_the_gpu_and_never_exceed_the_tiles() -> None:
+def test_splits_fill_the_gpu_and_never_exceed_the_tiles_and_many_sequences_have_some() -> None:
     assert [decode_splits(batch, 8, 1 << 20, 264, 64) for batch in (1, 2, 4, 8, 32, 256)] == [
         32,
         16,
         8,
         4,
-        1,
-        1,
+        4,
+        4,
     ]
+    assert [decode_splits(256, 8, longest, 264, 64) for longest in (255, 256, 600, 1024)] == [1, 1, 2, 4]
     assert decode_splits(1, 8, 100, 264, 64) == 2 and decode_splits(0, 8, 0, 264, 64) == 1
 
 
