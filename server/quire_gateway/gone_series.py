@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 
-from prometheus_client.metrics import MetricWrapperBase
+from quire_gateway.tallies import Series
 
 KEPT_SECONDS = 300.0
 _LOOK_SECONDS = 30.0
@@ -17,7 +17,7 @@ _LOOK_SECONDS = 30.0
 class GoneSeries:
     """Those of these metrics."""
 
-    def __init__(self, metrics: Iterable[MetricWrapperBase], clock: Callable[[], float]) -> None:
+    def __init__(self, metrics: Iterable[Series], clock: Callable[[], float]) -> None:
         self._metrics = tuple(metrics)
         self._clock = clock
         self._looked_at = float("-inf")
@@ -32,15 +32,14 @@ class GoneSeries:
         seen = {
             (label, value)
             for metric in self._metrics
-            for family in metric.collect()
-            for sample in family.samples
-            for label, value in sample.labels.items()
+            for labels in metric
+            for label, value in zip(metric.names, labels, strict=True)
             if label in names
         }
         gone = {one for one in seen if one[1] and one[1] not in names[one[0]]}
         self._gone = {one: self._gone.get(one, now) for one in gone}
-        for (label, value), since in self._gone.items():
-            if now - since >= KEPT_SECONDS:
-                for metric in self._metrics:
-                    if label in metric._labelnames:  # the library has no other way to ask
-                        metric.remove_by_labels({label: value})
+        dropped = {one for one, since in self._gone.items() if now - since >= KEPT_SECONDS}
+        for metric in self._metrics if dropped else ():
+            for labels in metric:
+                if not dropped.isdisjoint(zip(metric.names, labels, strict=True)):
+                    metric.remove(labels)
