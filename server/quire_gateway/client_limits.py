@@ -129,12 +129,16 @@ class ClientLimiter:
 
     def reserve(self, client: LLMClient, most: Spending, prices: Prices) -> Reservation:
         """Reserve what a request may take. Raises a 429, which says how long to wait if that helps."""
-        with self.known(client):
+        uid = client.uid
+        self.clients[uid] = client
+        try:
             self.check_concurrency(client, self._share())
-            self.rates.check(client.uid, most.tokens)
             self.ledger.check(client, most)
-            self.rates.take(client.uid, most.tokens)
-            return self.hold(client, most, prices)
+            self.rates.charge(uid, most.tokens)
+        except ApiError:
+            self.forget_idle(uid)
+            raise
+        return self.hold(client, most, prices)
 
     def hold(self, client: LLMClient, most: Spending, prices: Prices) -> Reservation:
         """A request that was admitted runs."""

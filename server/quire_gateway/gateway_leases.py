@@ -30,6 +30,7 @@ class GatewayLeases:
         self._clock = clock
         self._leases: dict[str, tuple[object, float, Generations]] = {}  # renewal, since when, generations
         self._rollouts: dict[str, Any] = {}  # what each says that it has seen of rollouts
+        self._num_live, self._counted_until = 0, float("-inf")
 
     def live(self) -> dict[str, Generations]:
         """By the name of each gateway that runs what it uses."""
@@ -42,8 +43,11 @@ class GatewayLeases:
 
     def num_live(self) -> int:
         """How many gateways run."""
-        now = self._clock()
-        return sum(now - since < DURATION_SECONDS for _, since, _ in self._leases.values())
+        if (now := self._clock()) >= self._counted_until:
+            ends = [since + DURATION_SECONDS for _, since, _ in self._leases.values()]
+            live = [end for end in ends if now < end]
+            self._num_live, self._counted_until = len(live), min(live, default=float("inf"))
+        return self._num_live
 
     def rollouts(self) -> list[Any]:
         """What each gateway that runs says that it has seen of rollouts, as it wrote it."""
@@ -51,6 +55,7 @@ class GatewayLeases:
 
     def replace(self, bodies: Iterable[Body], namespace: str) -> None:
         """These are all Leases."""
+        self._counted_until = float("-inf")
         known, self._leases, self._rollouts = self._leases, {}, {}
         for body in bodies:
             self._put(body, known)
@@ -63,6 +68,7 @@ class GatewayLeases:
 
     def remove(self, body: Body) -> None:
         """A gateway has ended."""
+        self._counted_until = float("-inf")
         self._leases.pop(str(body["metadata"]["name"]), None)
         self._rollouts.pop(str(body["metadata"]["name"]), None)
         self._changed()
@@ -71,6 +77,7 @@ class GatewayLeases:
         name, renewed = str(body["metadata"]["name"]), (body.get("spec") or {}).get("renewTime")
         before = known.get(name)
         since = before[1] if before is not None and before[0] == renewed else self._clock()
+        self._counted_until = float("-inf")
         self._leases[name] = (renewed, since, _generations(body))
         self._rollouts[name] = _said(body, ANNOTATION_ROLLOUTS)
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from decimal import Decimal, InvalidOperation
-from typing import Any
+from typing import Any, NamedTuple
 
 STRATEGIES = ("LeastLoad", "PowerOfTwo", "Prefix", "Random", "RoundRobin", "Session")
 #: After which failures a fallback is tried.
@@ -122,8 +122,7 @@ class Strategy:
 DEFAULT_STRATEGY = Strategy()
 
 
-@dataclass(frozen=True, slots=True)
-class Prices:
+class Prices(NamedTuple):
     """Of a million tokens, in whatever currency an installation counts."""
 
     prompt_per_million: Decimal = Decimal(0)

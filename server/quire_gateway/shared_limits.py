@@ -264,7 +264,7 @@ class SharedLimiter:
             believed = local.rates.levels(uid) if known.is_new else None
         return Question(
             client,
-            local.ledger.stored(client) + -just_saved,
+            local.ledger.stored(client) - just_saved,
             Held(local.running.get(uid, 0), unseen.tokens, unseen.cost),
             [one.most for one in waiting],
             known.returned,

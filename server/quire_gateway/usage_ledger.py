@@ -18,6 +18,7 @@ from quire_gateway.llm_route import Prices
 from quire_http.errors import ApiError
 
 _MILLION = 1_000_000
+_FREE = Prices()
 _SEEN_SECONDS = 2.0  # by then the watch has brought a saved status to every gateway
 _FORMATS = {"Day": "%Y-%m-%d", "Month": "%Y-%m"}
 
@@ -42,8 +43,13 @@ class Spending:
             self.cost + other.cost,
         )
 
-    def __neg__(self) -> Spending:
-        return Spending(-self.requests, -self.prompt_tokens, -self.completion_tokens, -self.cost)
+    def __sub__(self, other: Spending) -> Spending:
+        return Spending(
+            self.requests - other.requests,
+            self.prompt_tokens - other.prompt_tokens,
+            self.completion_tokens - other.completion_tokens,
+            self.cost - other.cost,
+        )
 
     @property
     def tokens(self) -> int:
@@ -51,8 +57,13 @@ class Spending:
         return self.prompt_tokens + self.completion_tokens
 
 
+NOTHING = Spending()
+
+
 def spending(prompt_tokens: int, completion_tokens: int, prices: Prices) -> Spending:
     """Of one request."""
+    if prices == _FREE:
+        return Spending(1, prompt_tokens, completion_tokens)
     cost = prompt_tokens * prices.prompt_per_million + completion_tokens * prices.completion_per_million
     return Spending(1, prompt_tokens, completion_tokens, cost / _MILLION)
 
@@ -138,7 +149,7 @@ class UsageLedger:
         """Raise a 429 where the budget has no room for what a request may take."""
         budget = client.budget
         if budget != NO_BUDGET:
-            after = self.spent(client) + self._reserved.get(client.uid, Spending()) + most
+            after = self.spent(client) + self._reserved.get(client.uid, NOTHING) + most
             if exceeds(budget, after):
                 raise insufficient(budget)
 
@@ -149,18 +160,21 @@ class UsageLedger:
 
     def hold(self, client: LLMClient, most: Spending) -> None:
         """Reserve what a request may take, until it is settled."""
-        self._reserved[client.uid] = self._reserved.get(client.uid, Spending()) + most
+        reserved = self._reserved.get(client.uid)
+        self._reserved[client.uid] = most if reserved is None else reserved + most
 
     def settle(self, client: LLMClient, most: Spending, spent: Spending) -> None:
         """The request that had reserved ``most`` is over."""
-        left = self._reserved[client.uid] + -most
+        left = self._reserved[client.uid] - most
         if left.requests:
             self._reserved[client.uid] = left
         else:
             del self._reserved[client.uid]
-        if spent != Spending():
+        if spent != NOTHING:
             body = self._body(client)  # the kind of period may be another one than when it began
-            budget = client.budget if body is None else Budget(_kind_of_period(body, client.budget.period))
+            budget = client.budget
+            if body is not None and (kind := _kind_of_period(body, budget.period)) != budget.period:
+                budget = Budget(kind)
             period = period_of(budget, self._now())
             before = self._unsaved.get((client.uid, period))
             self._unsaved[client.uid, period] = Unsaved(
@@ -207,8 +221,8 @@ class UsageLedger:
         now = self._now()
         recent = [other for other in self._just_saved if abs(now - other[0]) < _SEEN_SECONDS]
         self._just_saved = [*recent, (now, one)]
-        left = self._unsaved[key].spent + -one.spent
-        if left == Spending():
+        left = self._unsaved[key].spent - one.spent
+        if left == NOTHING:
             del self._unsaved[key]
         else:
             self._unsaved[key] = Unsaved(one.client, one.period, left)

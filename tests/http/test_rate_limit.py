@@ -125,20 +125,20 @@ def test_a_limit_that_changes_keeps_how_much_of_it_is_used():
 
 
 def test_a_request_does_not_look_at_all_clients_and_those_without_requests_are_forgotten(monkeypatch):
-    num_levels = 0
-    level = _Bucket.level
+    num_looks = 0
+    refill = _Bucket.refill
 
     def counted(bucket, now):
-        nonlocal num_levels
-        num_levels += 1
-        return level(bucket, now)
+        nonlocal num_looks
+        num_looks += 1
+        refill(bucket, now)
 
-    monkeypatch.setattr(_Bucket, "level", counted)
+    monkeypatch.setattr(_Bucket, "refill", counted)
     clock = Clock()
     rates = rates_of(RateLimits(requests=2), clock)
     for number in range(1000):
         rates.charge(f"client-{number}", 0)
-    assert num_levels < 10 * 1000
+    assert num_looks < 10 * 1000
     clock.now += 60
     for number in range(1000):
         rates.charge(f"another-{number}", 0)
