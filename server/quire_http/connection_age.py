@@ -1,7 +1,8 @@
-"""What a request's scope says of its connection: when it was opened, and whether the answer has to close it.
+"""What a request's scope says of its connection: when it was opened, whether the answer has to close it, and
+when its client is gone.
 
-`protocol.Connection` puts the times there. A connection that is not of our server (a test's) is as old as its
-request.
+`protocol.Connection` puts that there. A connection that is not of our server (a test's) is as old as its
+request, and is not lost.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import math
 import time
 
 from quire_http.asgi import Message, Scope, Send
+from quire_http.drain import Cut
 
 
 def opened_at(scope: Scope) -> float:
@@ -20,6 +22,11 @@ def opened_at(scope: Scope) -> float:
 def is_old(scope: Scope) -> bool:
     """Whether the connection has reached its maximum age."""
     return bool(time.monotonic() >= scope.get("state", {}).get("expires_at", math.inf))
+
+
+def lost(scope: Scope) -> Cut:
+    """Set when the connection is."""
+    return scope.get("state", {}).get("lost") or Cut()
 
 
 def closing(send: Send) -> Send:

@@ -17,7 +17,7 @@ MAX_CONNECTIONS = 2048
 _OTHER_FILES = 256  # that the process has open: libraries, sockets, children
 
 
-class State(enum.Enum):
+class State(enum.IntEnum):  # whose members are cheap keys
     """What a connection waits for."""
 
     REQUEST = enum.auto()  # the rest of a request, or the first one

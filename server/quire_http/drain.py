@@ -40,8 +40,8 @@ class ClientConnection(Protocol):
 
 
 class Cut(asyncio.Event):
-    """When what still runs ends. ``callbacks`` are called then: to wait takes a task, and each request would
-    need one.
+    """When what still runs ends: in a process, or for a connection that is lost. ``callbacks`` are called
+    then: to wait takes a task, and each request would need one.
     """
 
     def __init__(self) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 from quire_http.asgi import Receive, Scope, Send
 from quire_http.body_memory import BodyMemory, BodyShare
 from quire_http.body_size import CONTAINER_WEIGHT, LEAST_MEMORY_PER_BYTE, BodySize
+from quire_http.connection_age import lost
 from quire_http.dialects import dialect_of
 from quire_http.drain import Cut
 from quire_http.errors import ApiError, from_exception
@@ -50,7 +51,7 @@ class _Stop:
         self._task = task
         self._error: Exception | None = None
 
-    def client_gone(self, disconnect: asyncio.Future[None]) -> None:
+    def client_gone(self) -> None:
         """The client hung up."""
         self._cancel(ClientGoneError())
 
@@ -304,26 +305,23 @@ class HttpExchange:
         await self.end(self.dialect.end_of_stream)
 
     async def run(self, work: Coroutine[Any, Any, None], cut: Cut) -> None:
-        """Run `work`, but stop it when the client hangs up (ClientGoneError) or `cut` is set (CutError).
-
-        The body must have been read: from here on `receive` only waits for the disconnect.
-        """
+        """Run `work`, but stop it when the client hangs up (ClientGoneError) or `cut` is set (CutError)."""
         stop = _Stop()
-        gone = asyncio.ensure_future(self._gone())
-        gone.add_done_callback(stop.client_gone)
-        cut.callbacks.add(stop.cut)
+        reasons = ((lost(self.scope), stop.client_gone), (cut, stop.cut))
+        for signal, callback in reasons:
+            signal.callbacks.add(callback)
         try:
-            if cut.is_set():
-                stop.cut()
+            for signal, callback in reasons:
+                if signal.is_set():
+                    callback()
             await work
         except asyncio.CancelledError:
             if stop.is_only_reason:
                 stop.reraise()
             raise
         finally:
-            cut.callbacks.discard(stop.cut)
-            gone.remove_done_callback(stop.client_gone)
-            gone.cancel()
+            for signal, callback in reasons:
+                signal.callbacks.discard(callback)
             stop.forget()  # `work` may have ended in the same moment
 
     async def _discard_body(self) -> None:
@@ -334,10 +332,6 @@ class HttpExchange:
             async with asyncio.timeout(_DISCARD_SECONDS):
                 while (await self._receive()).get("more_body", False):
                     pass
-
-    async def _gone(self) -> None:
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
 
     async def _start(self, status: int, headers: Iterable[tuple[str, str]]) -> None:
         self.started = True

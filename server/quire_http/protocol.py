@@ -25,7 +25,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from quire_http.connection_limit import ConnectionLimit, State
-from quire_http.drain import LINGER_SECONDS
+from quire_http.drain import LINGER_SECONDS, Cut
 from quire_http.errors import ApiError, overloaded
 from quire_http.exchange import request_id, to_json
 from quire_http.head_writer import HeadWriter
@@ -118,8 +118,9 @@ class Connection(HttpToolsProtocol):
         self._age_timer: asyncio.TimerHandle | None = None
         self._has_upgrade = False  # the head that was parsed last offers another protocol
         self._refusal: bytes | None = None  # from then on nothing is parsed
-        times = {"opened_at": self.opened_at, "expires_at": self.expires_at}
-        super().__init__(config, server_state, {**app_state, **times}, _loop)
+        self._lost = Cut()
+        state = {"opened_at": self.opened_at, "expires_at": self.expires_at, "lost": self._lost}
+        super().__init__(config, server_state, {**app_state, **state}, _loop)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
         """The first request's headers have to come soon."""
@@ -134,7 +135,7 @@ class Connection(HttpToolsProtocol):
         self._age_timer = self.loop.call_later(self.expires_at - self.opened_at, self._expire)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """No timer outlives its connection."""
+        """No timer outlives its connection, and no request that is being answered."""
         self._limit.remove(self)
         self._unparsed = memoryview(b"")
         self._stop_timer()
@@ -142,6 +143,7 @@ class Connection(HttpToolsProtocol):
         if self._age_timer is not None:
             self._age_timer.cancel()
         super().connection_lost(exc)
+        self._lost.set()
 
     def pause_writing(self) -> None:
         """The client has to read before more is sent."""
