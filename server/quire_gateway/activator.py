@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 from quire_gateway import demand
 from quire_gateway.attempt import AttemptError
@@ -45,8 +45,7 @@ class HoldError(AttemptError):
         self.retry_after = retry_after
 
 
-@dataclass(frozen=True, slots=True)
-class Held:
+class Held(NamedTuple):
     """Who waits, and until when at most. ``is_open``: raises where the request is not to wait any more."""
 
     client: str

@@ -214,10 +214,10 @@ class Gateway:
         """
         destination = self.dispatcher.destination(call, given, client)
         if is_line or call.kept_by is not None:
-            return replace(destination, fallbacks=())
+            return destination._replace(fallbacks=())
         if not call.has_answer:  # a canned text is no vector
             others = tuple(step for step in destination.fallbacks if step.canned is None)
-            return replace(destination, fallbacks=others)
+            return destination._replace(fallbacks=others)
         return destination
 
     async def _answer_again(

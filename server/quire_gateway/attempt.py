@@ -1,36 +1,26 @@
 """One request to one replica or external backend, the only way to it: counted there until it is closed.
 
-aiohttp keeps the connections. One that was used before may be closed by the replica in the moment in which it
-is used again; the request is then sent once more, over a new one, and neither is a failure.
+The connections are those of `sessions`, which are kept.
 """
 
 from __future__ import annotations
 
 import asyncio
-import socket
-from collections.abc import Callable, Mapping
-from contextvars import ContextVar
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from collections.abc import Mapping
+from typing import NamedTuple, Protocol
 
 import aiohttp
-from aiohttp.connector import AddrInfoType, Connection
 from yarl import URL
 
 from quire_gateway.outlier_detection import Verdict
 from quire_gateway.replica import Replica
 from quire_gateway.replicas import Model
 from quire_gateway.request_signing import TOKEN_HEADER, Identity, RequestSigner
+from quire_gateway.sessions import Sessions
 from quire_gateway.settings import Timeouts
 from quire_gateway.tracing import AttemptSpan
 from quire_http.dialects import RESPONSES
 
-# A host that does not answer is given up after so many further packets, by the kernel, within 3 s. A timer of
-# the event loop would count the time in which the loop itself is busy, and take a burst of clients for a lost
-# host.
-_CONNECT_RETRANSMISSIONS = 1
-_POOL_SECONDS = 15.0  # the replicas keep idle connections for longer
-_NO_OWN_HEADERS = frozenset(("accept", "accept-encoding", "content-type", "user-agent"))
 _CHECKS_PER_TIMEOUT = 4
 
 #: Says what the ids of responses begin with, so that later requests about them come back.
@@ -38,22 +28,12 @@ REPLICA_HEADER = "x-quire-replica"
 #: Of an answer's headers those that go to the client.
 RESPONSE_HEADERS = frozenset(
     (
-        *("cache-control", "content-encoding", "content-type", "retry-after", "server-timing"),
-        *("x-accel-buffering", "x-quire-degraded", "x-quire-ignored"),
+        *(b"cache-control", b"content-encoding", b"content-type", b"retry-after", b"server-timing"),
+        *(b"x-accel-buffering", b"x-quire-degraded", b"x-quire-ignored"),
     )
 )
 #: Bytes of an answer that are read before the first of them is sent.
 MAX_WHOLE_BYTES = 1 << 20
-
-
-@dataclass(slots=True)
-class _Origin:
-    """Of a connection: made for the request that has it, or used before. Tasks that connect share it."""
-
-    is_new: bool = False
-
-
-_origin: ContextVar[_Origin | None] = ContextVar("_origin", default=None)  # of the task's last request
 
 
 class AttemptError(Exception):
@@ -64,8 +44,7 @@ class AttemptError(Exception):
         self.reason = reason
 
 
-@dataclass(frozen=True, slots=True)
-class UpstreamRequest:
+class UpstreamRequest(NamedTuple):
     """What is sent to a replica."""
 
     path: str
@@ -83,46 +62,16 @@ class UpstreamRequest:
 class Upstream(Protocol):
     """Connections, and what is sent over them."""
 
-    #: Of the headers of answers those that go to the client.
-    response_headers: frozenset[str]
+    #: Of the headers of answers those that go to the client, in lower case.
+    response_headers: frozenset[bytes]
 
     async def post(
-        self, replica: Replica, request: UpstreamRequest, attempt: Attempt, *, is_new: bool
+        self, replica: Replica, request: UpstreamRequest, attempt: Attempt
     ) -> aiohttp.ClientResponse:
-        """The head of the answer. ``is_new``: over a new connection."""
+        """The head of the answer. Raises aiohttp.ClientError, AttemptError."""
 
     def check(self, response: aiohttp.ClientResponse, attempt: Attempt) -> None:
         """Raise AttemptError where this answer is none for the client."""
-
-
-def make_socket(address: AddrInfoType) -> socket.socket:
-    """That of a connection to an address."""
-    family, kind, protocol, _, _ = address
-    return socket.socket(family, kind, protocol)
-
-
-class Sessions:
-    """Connections that are kept for the next request, and those that are not."""
-
-    def __init__(self, make_socket: Callable[[AddrInfoType], socket.socket] = make_socket) -> None:
-        def limited(address: AddrInfoType) -> socket.socket:
-            if (origin := _origin.get()) is not None:
-                origin.is_new = True
-            made = make_socket(address)
-            made.setsockopt(socket.IPPROTO_TCP, socket.TCP_SYNCNT, _CONNECT_RETRANSMISSIONS)
-            return made
-
-        self._pooled = _session(_Connector(limit=0, socket_factory=limited, keepalive_timeout=_POOL_SECONDS))
-        self._single = _session(_Connector(limit=0, socket_factory=limited, force_close=True))
-
-    def session(self, *, is_new: bool) -> aiohttp.ClientSession:
-        """The one for a request. ``is_new``: over a new connection."""
-        return self._single if is_new else self._pooled
-
-    async def close(self) -> None:
-        """Close all connections."""
-        await self._pooled.close()
-        await self._single.close()
 
 
 class ReplicaUpstream:
@@ -139,48 +88,22 @@ class ReplicaUpstream:
         await self._sessions.close()
 
     async def post(
-        self, replica: Replica, request: UpstreamRequest, attempt: Attempt, *, is_new: bool
+        self, replica: Replica, request: UpstreamRequest, attempt: Attempt
     ) -> aiohttp.ClientResponse:
         """The head of the answer, to a signed request."""
-        session = self._sessions.session(is_new=is_new)
-        url = URL(replica.endpoint.url + request.path, encoded=True)
-        headers = request.headers
+        headers = dict(request.headers)
         if self._signer is not None:  # for each attempt: a token is short-lived
             token = self._signer.token(attempt.model.audience, request.identity, request.asked_model)
-            headers = {**headers, TOKEN_HEADER: token}
+            headers[TOKEN_HEADER] = token
         if request.path == RESPONSES:
-            headers = {**headers, REPLICA_HEADER: replica.endpoint.hint}
-        return await session.request(
-            request.method, url, data=request.body, headers=headers, allow_redirects=False
-        )
+            headers[REPLICA_HEADER] = replica.endpoint.hint
+        url = URL(replica.endpoint.url + request.path, encoded=True)
+        return await self._sessions.request(request.method, url, request.body, headers)
 
     def check(self, response: aiohttp.ClientResponse, attempt: Attempt) -> None:
         """No client's key goes there: with a 401 it is this gateway that is refused."""
         if response.status == 401:
             raise attempt.failed("unauthorized", "it does not accept requests of this gateway")
-
-
-class _Connector(aiohttp.TCPConnector):
-    """Notes for which request a connection is made, and which gets one that was used before. aiohttp's
-    tracing says so, too, at a tenth of all that a request costs.
-    """
-
-    async def connect(
-        self, req: aiohttp.ClientRequest, traces: list[Any], timeout: aiohttp.ClientTimeout
-    ) -> Connection:
-        """A connection for a request of the present task."""
-        _origin.set(_Origin())
-        return await super().connect(req, traces, timeout)
-
-
-def _session(connector: aiohttp.TCPConnector) -> aiohttp.ClientSession:
-    return aiohttp.ClientSession(
-        connector=connector,
-        auto_decompress=False,
-        cookie_jar=aiohttp.DummyCookieJar(),
-        skip_auto_headers=_NO_OWN_HEADERS,
-        timeout=aiohttp.ClientTimeout(total=None),
-    )
 
 
 def _kind(error: aiohttp.ClientError) -> str:
@@ -189,7 +112,7 @@ def _kind(error: aiohttp.ClientError) -> str:
 
 
 class Attempt:
-    """An async context manager: what has begun in it is ended with it. ``is_copy``: it is not to say whether
+    """A context manager: what has begun in it is ended with it. ``is_copy``: it is not to say whether
     the replica is well. ``span``: of this attempt, where traces are exported; it ends with it.
     """
 
@@ -221,10 +144,13 @@ class Attempt:
         if not is_copy:
             model.outliers.begin(replica.endpoint.uid)
 
-    async def __aenter__(self) -> Attempt:
+    def __enter__(self) -> Attempt:
         return self
 
-    async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        self.end(error)
+
+    def end(self, error: BaseException | None = None) -> None:
         """Close the connection, unless the whole answer was read: then it is kept already."""
         if self._span is not None:
             self._end_span(self._span, error)
@@ -239,11 +165,11 @@ class Attempt:
     async def ask(self, request: UpstreamRequest) -> aiohttp.ClientResponse:
         """Send the request; returns with the head of the answer. Raises AttemptError."""
         if self._span is not None:
-            request = replace(request, headers={**request.headers, **self._span.headers()})
+            request = request._replace(headers={**request.headers, **self._span.headers()})
         seconds = self._timeouts.first_byte if request.stream else self._timeouts.whole
         try:
             async with asyncio.timeout(seconds):
-                self._response = await self._ask(request)
+                self._response = await self._upstream.post(self._replica, request, self)
         except aiohttp.ClientConnectorError as error:
             raise self.failed("connect", f"it cannot be connected to: {error}") from None
         except TimeoutError:
@@ -253,16 +179,6 @@ class Attempt:
         self._upstream.check(self._response, self)
         self.verdict = Verdict.SUCCESS if self._response.status < 500 else Verdict.FAILURE
         return self._response
-
-    async def _ask(self, request: UpstreamRequest) -> aiohttp.ClientResponse:
-        try:
-            return await self._upstream.post(self._replica, request, self, is_new=False)
-        except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
-            origin = _origin.get()
-            is_new = origin is None or origin.is_new
-            if is_new or isinstance(error, aiohttp.ClientConnectorError):
-                raise
-        return await self._upstream.post(self._replica, request, self, is_new=True)
 
     async def read(self) -> bytes:
         """The next bytes of the answer, none at its end. Raises AttemptError where it is cut, or idle."""

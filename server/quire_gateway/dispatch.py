@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 from quire_gateway import arms, rollout
 from quire_gateway.external_models import PREFIX, ExternalModels
@@ -42,8 +43,7 @@ EXTERNAL_STRATEGY = Strategy("RoundRobin")
 Headers = Mapping[str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class Destination:
+class Destination(NamedTuple):
     """What a request is sent to, and how."""
 
     model: str  # the name that the client asked for
@@ -200,18 +200,21 @@ class Dispatcher:
             raise ApiError(400, message, code="no_matching_rule")
         targets, key = _with_rollout(route, rule)
         target = self._target(route, targets, call, headers, client) or targets[0]
-        destination = self._destination(table, route, call.model, target)
-        steps = self._steps(table, route, call.model)
+        steps = tuple(self._steps(table, route, call.model))
         if is_killed:
-            return replace(destination, fallbacks=tuple(steps), kill_switch=route.kill_switch)
+            switch = route.kill_switch
+            return self._destination(table, route, call.model, target, fallbacks=steps, kill_switch=switch)
         seconds = 0 if target.external else route.cache_seconds
         version = self._version((route.namespace, target.deployment)) if seconds else ""
         arm = None
         if key is not None and route.rollout is not None:
             arm = Arm(route.uid, key, target.deployment == route.rollout.deployment)
-        return replace(
-            destination,
-            fallbacks=tuple(steps),
+        return self._destination(
+            table,
+            route,
+            call.model,
+            target,
+            fallbacks=steps,
             cache_seconds=seconds,
             version=version,
             arm=arm,
@@ -231,13 +234,15 @@ class Dispatcher:
         metadata = (self._state.deployments.get(place) or {}).get("metadata") or {}
         return f"{metadata.get('uid')} {metadata.get('generation')}"
 
-    def _destination(self, table: RoutingTable, route: LLMRoute, asked: str, target: Target) -> Destination:
-        """A target of a route, which may have no replica."""
-        reliability = route.reliability
-        timeouts = replace(
-            self.timeouts,
-            first_byte=reliability.first_byte_seconds or self.timeouts.first_byte,
-            idle=reliability.idle_seconds or self.timeouts.idle,
+    def _destination(
+        self, table: RoutingTable, route: LLMRoute, asked: str, target: Target, **more: Any
+    ) -> Destination:
+        """A target of a route, which may have no replica. ``more``: further fields."""
+        reliability, default = route.reliability, self.timeouts
+        timeouts = Timeouts(
+            first_byte=reliability.first_byte_seconds or default.first_byte,
+            whole=default.whole,
+            idle=reliability.idle_seconds or default.idle,
         )
         place = (route.namespace, target.key)
         adapter, charged = _adapter(table, place, asked), route.prices
@@ -259,6 +264,7 @@ class Dispatcher:
             hedge_seconds=reliability.hedge_seconds,
             route=f"{route.namespace}/{route.name}",
             adapter=adapter,
+            **more,
         )
 
     def _steps(self, table: RoutingTable, route: LLMRoute, asked: str) -> Iterator[Step]:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 import aiohttp
 from yarl import URL
 
-from quire_gateway.attempt import Attempt, AttemptError, Sessions, UpstreamRequest
+from quire_gateway.attempt import Attempt, AttemptError, UpstreamRequest
 from quire_gateway.external_models import ExternalModel
 from quire_gateway.external_secrets import ExternalSecrets, SecretError
 from quire_gateway.llm_external_backend import LLMExternalBackend
@@ -23,11 +23,12 @@ from quire_gateway.openai.external import request_body
 from quire_gateway.outlier_detection import Verdict
 from quire_gateway.public_addresses import AddressGuard
 from quire_gateway.replica import Replica
+from quire_gateway.sessions import Sessions
 from quire_http.errors import ApiError
 from quire_http.rate_limit import RateLimits, Rates
 
 _REQUEST_HEADERS = ("accept", "content-type")
-_RESPONSE_HEADERS = frozenset(("cache-control", "content-encoding", "content-type", "x-accel-buffering"))
+_RESPONSE_HEADERS = frozenset((b"cache-control", b"content-encoding", b"content-type", b"x-accel-buffering"))
 _TYPES = frozenset(("application/json", "text/event-stream"))
 _NO_ROOM = frozenset((429, 529))
 #: What says that the backend is not asked as it should be, by its object or its key.
@@ -57,7 +58,7 @@ class ExternalUpstream:
         await self._sessions.close()
 
     async def post(
-        self, replica: Replica, request: UpstreamRequest, attempt: Attempt, *, is_new: bool
+        self, replica: Replica, request: UpstreamRequest, attempt: Attempt
     ) -> aiohttp.ClientResponse:
         """The head of the answer. Raises AttemptError where nothing is sent."""
         assert isinstance(attempt.model, ExternalModel)
@@ -70,19 +71,13 @@ class ExternalUpstream:
         except (ssl.SSLError, ValueError) as error:
             raise AttemptError("ca_bundle", f"spec.caBundle cannot be read: {error}") from None
         body = request_body(request.body, backend.model)
-        if not is_new:
-            self._take(backend)
+        self._take(backend)
         headers = {name: request.headers[name] for name in _REQUEST_HEADERS if name in request.headers}
         headers |= {"accept-encoding": "identity", "user-agent": "quire-gateway"}
         if key:
             headers["authorization"] = f"Bearer {key}"
-        return await self._sessions.session(is_new=is_new).post(
-            URL(backend.base_url + request.path.removeprefix("/v1"), encoded=True),
-            data=body,
-            headers=headers,
-            ssl=tls,
-            allow_redirects=False,
-        )
+        url = URL(backend.base_url + request.path.removeprefix("/v1"), encoded=True)
+        return await self._sessions.request("POST", url, body, headers, tls)
 
     def check(self, response: aiohttp.ClientResponse, attempt: Attempt) -> None:
         """Raise AttemptError for all that is neither an answer nor the client's own error."""

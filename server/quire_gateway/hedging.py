@@ -15,7 +15,7 @@ from quire_gateway.attempt import AttemptError
 class Closable(Protocol):
     """What has begun, and has to be ended."""
 
-    async def close(self) -> None:
+    def close(self) -> None:
         """End it."""
 
 
@@ -58,4 +58,4 @@ async def _end(tasks: set[asyncio.Task[T]]) -> None:
         task.cancel()
     for result in await asyncio.gather(*tasks, return_exceptions=True):
         if not isinstance(result, BaseException):
-            await result.close()
+            result.close()

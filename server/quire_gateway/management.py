@@ -32,6 +32,7 @@ class Management:
         self._drain = drain
         self._informers = informers
         self._created = created
+        self._is_ready = False
 
     async def get(self, exchange: HttpExchange) -> None:
         """Answer probes and scrapes, which need no key."""
@@ -60,7 +61,8 @@ class Management:
 
     def is_ready(self) -> bool:
         """Whether all kinds of objects were listed once: before, nothing is known of keys."""
-        return not self._missing()
+        self._is_ready = self._is_ready or not self._missing()  # what was listed stays so
+        return self._is_ready
 
     def _missing(self) -> str:
         """The first kind that was not listed yet."""

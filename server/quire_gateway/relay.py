@@ -11,8 +11,8 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import AsyncExitStack, contextmanager
-from dataclasses import dataclass, replace
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -73,7 +73,7 @@ HEDGE = "hedge"
 _RETRIED = frozenset((502, 503, 504))
 #: Failures for lack of room, after which `onlyOn` has Overload; after all others it has Unavailable.
 _OVERLOAD = REFUSALS | {HOLD_FULL, "rate_limited"}
-_RATE_LIMIT_HEADERS = "x-ratelimit-"
+_RATE_LIMIT_HEADERS, _RATE_LIMITS = "x-ratelimit-", b"x-ratelimit-"
 _EVENTS = "text/event-stream"
 _MAX_USAGE_BYTES = 512
 _RETRY_AFTER_SECONDS = 1
@@ -138,16 +138,15 @@ class _Unanswered:
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """That of one replica, of which nothing is sent yet. ``resources``: end the attempt."""
+    """That of one replica, of which nothing is sent yet."""
 
     choice: Pick
     attempt: Attempt
     response: aiohttp.ClientResponse
-    resources: AsyncExitStack
 
-    async def close(self) -> None:
+    def close(self) -> None:
         """It is not needed."""
-        await self.resources.aclose()
+        self.attempt.end()
 
 
 class Relay:
@@ -196,7 +195,7 @@ class Relay:
             steps = deque(original.fallbacks)
         while steps and unanswered is not None:
             step = steps.popleft()
-            held = replace(held, is_open=partial(_check_open, destination, current, step))
+            held = held._replace(is_open=partial(_check_open, destination, current, step))
             changed = _changed(request, destination, step)
             if changed is None or not _applies(step, original):
                 continue
@@ -241,7 +240,7 @@ class Relay:
                     finally:
                         account.held_seconds += self._clock() - begun
                     # A pod that has just started is slow, and others wait for it.
-                    destination = replace(destination, replicas=model, hedge_seconds=None)
+                    destination = destination._replace(replicas=model, hedge_seconds=None)
                 unanswered = await self._ask(exchange, destination, request, facts, account, before)
                 if unanswered is None or not self._activator.is_leaving(model, unanswered.failure, adapter):
                     return unanswered
@@ -277,12 +276,14 @@ class Relay:
         plan = AttemptPlan(model, router, facts, *limits, avoided, kept_by, adapter)
 
         async def start(choice: Pick, reason: str) -> _Answer:
-            async with AsyncExitStack() as stack:
-                attempt = self._attempt_at(destination, choice, reason, account)
-                await stack.enter_async_context(attempt)
+            attempt = self._attempt_at(destination, choice, reason, account)
+            try:
                 response = await self._response(exchange, attempt, request, account)
                 await self._check_adapter(adapter, choice.replica, attempt, response)
-                return _Answer(choice, attempt, response, stack.pop_all())
+            except BaseException as error:
+                attempt.end(error)
+                raise
+            return _Answer(choice, attempt, response)
 
         def hedge() -> Coroutine[Any, Any, _Answer] | None:
             choice = plan.hedge(self._clock())
@@ -294,7 +295,7 @@ class Relay:
             first = start(choice, "" if failure is None else failure.reason)
             try:
                 answer = await (first if seconds is None else race(first, seconds, hedge))
-                async with answer.resources:
+                with answer.attempt:
                     await self._pass_on(exchange, answer, request, account, resumption)
                 self._learn(model, router, answer.choice, account)
                 return None
@@ -304,7 +305,7 @@ class Relay:
                     if not resumption.is_possible:
                         break
                     if (resume := resumption.resume) is not None:
-                        request = replace(original, body=with_fields(original.body, resume=resume))
+                        request = original._replace(body=with_fields(original.body, resume=resume))
         if account.has_begun and failure is not None:
             await _break_off(exchange, failure, account)
             return None
@@ -323,7 +324,7 @@ class Relay:
         ApiError.
         """
         try:
-            async with Attempt(self._upstream, model, replica, timeouts) as attempt:
+            with Attempt(self._upstream, model, replica, timeouts) as attempt:
                 response = await attempt.ask(request)
                 data, length = await attempt.read(), response.content_length
                 known = () if length is None else ((b"content-length", b"%d" % length),)
@@ -437,7 +438,7 @@ def _unasked(model: Model, request: UpstreamRequest, before: _Unanswered | None)
 
 def _for_adapter(request: UpstreamRequest, destination: Destination) -> UpstreamRequest:
     """What is sent for an adapter: signed so that no replica without it answers by the model itself."""
-    return replace(request, asked_model="") if destination.adapter else request
+    return request._replace(asked_model="") if destination.adapter else request
 
 
 def _last_failure(
@@ -494,11 +495,13 @@ def _degraded(exchange: HttpExchange, step: str) -> Iterator[None]:
 
 def _with_own_degradation(exchange: HttpExchange, headers: Headers) -> Headers:
     """The headers of an answer to begin: what a replica says of it is said after the step, in one header."""
-    others = [(name, value) for name, value in exchange.headers if name != DEGRADED_HEADER]
     steps = [value for name, value in exchange.headers if name == DEGRADED_HEADER]
-    said = [value for name, value in headers if name == DEGRADED_HEADER.encode()]
-    if not steps or not said:
+    if not steps:
         return headers
+    said = [value for name, value in headers if name == DEGRADED_HEADER.encode()]
+    if not said:
+        return headers
+    others = [(name, value) for name, value in exchange.headers if name != DEGRADED_HEADER]
     exchange.headers = [
         *others,
         (DEGRADED_HEADER, ", ".join((*steps, *(one.decode("latin-1") for one in said)))),
@@ -529,11 +532,11 @@ def _changed(request: UpstreamRequest, destination: Destination, step: Step) -> 
     """What is asked of a fallback instead; None where there is nothing to halve."""
     if step.halves_max_tokens:
         body = with_half_the_tokens(request.body)
-        return None if body is None else replace(request, body=body)
+        return None if body is None else request._replace(body=body)
     if step.destination is None:
         return request
     names = destination.served_name, step.destination.served_name
-    return request if names[0] == names[1] else replace(request, body=with_model(request.body, *names))
+    return request if names[0] == names[1] else request._replace(body=with_model(request.body, *names))
 
 
 async def _send_canned(
@@ -662,9 +665,9 @@ def _kept(attempt: Attempt, response: aiohttp.ClientResponse, exchange: HttpExch
     has_own = is_external or any(name.startswith(_RATE_LIMIT_HEADERS) for name, _ in exchange.headers)
     kept = []
     for name, value in response.raw_headers:
-        lower = name.decode("latin-1").lower()
-        if lower in attempt.response_headers or (lower.startswith(_RATE_LIMIT_HEADERS) and not has_own):
-            kept.append((lower.encode("latin-1"), value))
+        lower = name.lower()
+        if lower in attempt.response_headers or (not has_own and lower.startswith(_RATE_LIMITS)):
+            kept.append((lower, value))
     return tuple(kept)
 
 

@@ -13,8 +13,8 @@ import hashlib
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import orjson
 from cryptography.hazmat.primitives import serialization
@@ -35,8 +35,7 @@ class SigningKeyError(Exception):
     """The file has no key to sign with."""
 
 
-@dataclass(frozen=True, slots=True)
-class Identity:
+class Identity(NamedTuple):
     """For whom a request is. Clients are one until they have keys of their own."""
 
     client: str = ""

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from dataclasses import replace
 
 from quire_gateway.attempt import Attempt, AttemptError, Upstream, UpstreamRequest
 from quire_gateway.dispatch import ShadowTarget
@@ -99,7 +98,7 @@ class ShadowTraffic:
     async def _ask(self, target: ShadowTarget, replica: Replica, copy: UpstreamRequest) -> str:
         """How it ended. Raises AttemptError."""
         timeouts = target.timeouts
-        async with Attempt(self._upstream, target.replicas, replica, timeouts, is_copy=True) as attempt:
+        with Attempt(self._upstream, target.replicas, replica, timeouts, is_copy=True) as attempt:
             response = await attempt.ask(copy)
             length = 0
             while data := await attempt.read():
@@ -120,11 +119,10 @@ def _replica(target: ShadowTarget, facts: RequestFacts) -> Replica | None:
 
 def _copy(target: ShadowTarget, request: UpstreamRequest, model: str) -> UpstreamRequest:
     """What is sent. Raises ApiError."""
-    return replace(
-        request,
+    return request._replace(
         headers={name: request.headers[name] for name in _HEADERS if name in request.headers},
         body=with_model(request.body, model, target.served_name),
-        identity=replace(request.identity, highest_priority=LOWEST_PRIORITY),
+        identity=request.identity._replace(highest_priority=LOWEST_PRIORITY),
         asked_model="" if target.adapter else request.asked_model,
         is_resumable=False,
     )

@@ -8,7 +8,7 @@ them. A replica ends each stream with a comment that says them, which is for the
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from typing import NamedTuple
 
 _KEY = b'"usage"'
 _PROMPT = b'"prompt_tokens":'
@@ -20,8 +20,7 @@ _CACHE_READ = re.compile(rb'"cache_read_input_tokens":\s*(\d{1,9})\b')  # which 
 _COMMENT, _END = b": usage ", b"\n\n"
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+class Usage(NamedTuple):
     """Tokens of one request. ``cached``: of the prompt, None where the answer does not say it."""
 
     prompt: int

@@ -45,10 +45,12 @@ def failure_of(answer):
         upstream = ReplicaUpstream(Signer())
         request = UpstreamRequest("/v1/completions", {"x-secret": "the-secret"}, b"{}", False)
         try:
-            with pytest.raises(AttemptError) as failed:
-                async with Attempt(upstream, model, model.replicas["a"], Timeouts()) as attempt:
-                    await attempt.ask(request)
-                    await attempt.read_whole()
+            with (
+                pytest.raises(AttemptError) as failed,
+                Attempt(upstream, model, model.replicas["a"], Timeouts()) as attempt,
+            ):
+                await attempt.ask(request)
+                await attempt.read_whole()
         finally:
             await upstream.close()
             server.close()

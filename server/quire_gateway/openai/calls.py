@@ -148,8 +148,7 @@ def _conversation(document: dict[str, Any]) -> tuple[tuple[str, ...], int | None
 def estimated_tokens(call: Call) -> int:
     """Tokens of the prompts, of texts by their bytes."""
     return (
-        call.num_token_ids
-        or sum(len(part.encode("utf-8", "surrogatepass")) for part in call.prompt) // _BYTES_PER_TOKEN
+        call.num_token_ids or len("".join(call.prompt).encode("utf-8", "surrogatepass")) // _BYTES_PER_TOKEN
     )
 
 
@@ -232,9 +231,10 @@ def _num_token_ids(prompt: object) -> int:
 def _is_exact(document: dict[str, Any]) -> bool:
     temperature, logprobs = document.get("temperature"), document.get("logprobs")
     is_greedy = type(temperature) in (int, float) and temperature == 0
+    if not is_greedy and type(document.get("seed")) is not int:
+        return False
     has_logprobs = type(logprobs) is int or bool(logprobs)  # of a completion 0 asks for those of its tokens
-    has_own = has_logprobs or document.get("resume") or _num_answers(document) > 1
-    return (is_greedy or type(document.get("seed")) is int) and not has_own
+    return not (has_logprobs or document.get("resume") or _num_answers(document) > 1)
 
 
 def _pooled(model: str, document: dict[str, Any], fields: tuple[str, ...]) -> Call:
@@ -258,7 +258,8 @@ def _chat(document: dict[str, Any]) -> tuple[tuple[str, ...], int | None]:
     for message in messages if isinstance(messages, list) else ():
         if isinstance(message, dict):
             parts.append(role := str(message.get("role")))
-            parts += _texts(message.get("content"))
+            content = message.get("content")
+            parts += (content,) if isinstance(content, str) else _texts(content)
             if role == "user" and num_opening is None:
                 num_opening = len(parts)
     return tuple(parts), num_opening

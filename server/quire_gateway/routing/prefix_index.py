@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 #: Blocks of 1 KB, some 4 million tokens: about what a large GPU's cache holds of a small model.
 MAX_BLOCKS = 1 << 14
@@ -16,8 +16,7 @@ MAX_BLOCKS = 1 << 14
 MAX_TOTAL_BLOCKS = 1 << 18
 
 
-@dataclass(frozen=True, slots=True)
-class Match:
+class Match(NamedTuple):
     """How far a prompt is known. ``masks``: for each leading block the pods that have it and all before."""
 
     masks: Sequence[int]

@@ -6,14 +6,12 @@ Pure: the clock and chance are passed in. Policies see a request as its facts, n
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from quire_gateway.replica import Replica
 
 
-@dataclass(frozen=True, slots=True)
-class RequestFacts:
+class RequestFacts(NamedTuple):
     """What a request is routed by."""
 
     model: str = ""  # as the client names it
@@ -23,8 +21,7 @@ class RequestFacts:
     headers: Sequence[tuple[bytes, bytes]] = ()  # names in lower case
 
 
-@dataclass(frozen=True, slots=True)
-class Pick:
+class Pick(NamedTuple):
     """A replica, why it was chosen, and, where the policy looks at prompts, their blocks."""
 
     replica: Replica
