@@ -224,7 +224,9 @@ def _context(engine: Document) -> str:
 
 def _arithmetic(engine: Document) -> str:
     """How the engine computes, and which defaults made it less exact than the model's files."""
-    used = ", ".join(filter(None, (text(engine.get("dtype")), text(engine.get("quantization")))))
+    used = ", ".join(filter(None, (text(engine.get(key)) for key in ("dtype", "quantization"))))
+    if kernels := text(engine.get("nativeKernels")):
+        used += f", CPU kernels: {kernels}"
     listed = engine.get("inexactDefaults")
     fields = [f"engine.{text(name)}" for name in listed] if isinstance(listed, list) else []
     return f"{used} (less exact by default: {', '.join(fields)})" if fields else used

@@ -62,6 +62,7 @@ _INVISIBLE = re.compile("[\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]+")
 class Effective:
     """What the engine serves with. `wanted_model_len`: the context that was asked for, else the model's own.
     `inexact_defaults`: settings that the spec did not choose and that make answers less exact.
+    `native_kernels`: the instruction set of the CPU kernels, empty on a GPU.
     """
 
     max_model_len: int
@@ -69,6 +70,7 @@ class Effective:
     dtype: str
     quantization: str
     inexact_defaults: tuple[str, ...] = ()
+    native_kernels: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -345,12 +347,11 @@ def _effective(said: object) -> Effective | None:
     if not isinstance(said, dict):
         return None
     length, wanted = (_whole(said.get(key), MAX_CONTEXT) for key in ("maxModelLen", "wantedModelLen"))
-    dtype, quantization = said.get("dtype"), said.get("quantization")
     if not length or not wanted or length > wanted:
         return None
-    if not (isinstance(dtype, str) and isinstance(quantization, str)):
-        return None
-    if not (_FORMAT.fullmatch(dtype) and _FORMAT.fullmatch(quantization)):
+    dtype, quantization = _format(said.get("dtype")), _format(said.get("quantization"))
+    kernels = _format(said["nativeKernels"]) if "nativeKernels" in said else ""
+    if dtype is None or quantization is None or kernels is None:
         return None
     listed = said.get("inexactDefaults")
     inexact = tuple(name for name in INEXACT_DEFAULTS if isinstance(listed, list) and name in listed)
@@ -360,7 +361,12 @@ def _effective(said: object) -> Effective | None:
         dtype=dtype,
         quantization=quantization,
         inexact_defaults=inexact,
+        native_kernels=kernels,
     )
+
+
+def _format(said: object) -> str | None:
+    return said if isinstance(said, str) and _FORMAT.fullmatch(said) else None
 
 
 def _model(config: object) -> ModelShape | None:

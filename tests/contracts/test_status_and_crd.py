@@ -111,6 +111,7 @@ def statuses() -> dict[str, status.Status]:
         dtype="bfloat16",
         quantization="compressed-tensors, int8",
         inexact_defaults=INEXACT_DEFAULTS,
+        native_kernels="avx512_vnni",
     )
     serving = replace(loading, phase="serving", load_seconds=86_400, model=sizes, effective=effective)
     fetching = replace(loading, phase="downloading", bytes_per_second=MAX_BYTES)

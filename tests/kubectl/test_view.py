@@ -93,12 +93,13 @@ def test_the_effective_context_and_arithmetic_are_shown_with_what_was_wanted() -
     shown = view.details(
         loading(engine={**engine, "inexactDefaults": ["quantization"]}, conditions=[reduced])
     )
-    whole = view.details(loading(engine={**engine, "maxModelLen": 8192}))
+    whole = view.details(loading(engine={**engine, "maxModelLen": 8192, "nativeKernels": "avx2"}))
 
     assert re.search(r"context +176 of 8,192 tokens\n", shown)
     assert "bfloat16, int8 (less exact by default: engine.quantization)" in shown
     assert f"ContextTooSmall: {message}" in shown
     assert re.search(r"context +8,192 tokens\n", whole) and "less exact" not in whole
+    assert "bfloat16, int8, CPU kernels: avx2\n" in whole
 
 
 def test_control_characters_from_a_model_server_never_reach_the_terminal() -> None:

@@ -1,4 +1,4 @@
-"""What the engine serves with (context, dtype, quantisation) in status.engine, and the condition
+"""What the engine serves with (context, dtype, quantisation, CPU kernels) in status.engine, and the condition
 ContextReduced.
 
 A KV cache that holds less than the model's context shortens what clients may ask, and int8 by default rounds
@@ -19,7 +19,7 @@ from quire_operator.status.reasons import ConditionValue
 
 MIN_CONTEXT = 2048  # a model whose own context is shorter needs all of it
 _MEBIBYTE = 1 << 20
-_KEYS = ("maxModelLen", "wantedModelLen", "dtype", "quantization", "inexactDefaults")
+_KEYS = ("maxModelLen", "wantedModelLen", "dtype", "quantization", "inexactDefaults", "nativeKernels")
 
 
 def summary(states: Sequence[PodState], old: Mapping[str, Any]) -> dict[str, Any]:
@@ -73,8 +73,9 @@ def _as_status(said: Effective) -> dict[str, Any]:
         said.dtype,
         said.quantization,
         list(said.inexact_defaults),
+        said.native_kernels,
     )
-    return {key: value for key, value in zip(_KEYS, values, strict=True) if value != []}
+    return {key: value for key, value in zip(_KEYS, values, strict=True) if value}
 
 
 def _is_too_small(length: int, wanted: int) -> bool:

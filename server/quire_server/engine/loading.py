@@ -25,6 +25,7 @@ from quire_server.engine.rank_group import RankGroup
 from quire_server.fault_injection import Faults
 from quire_server.health import engine_report
 from quire_server.health.engine_report import EffectiveConfig
+from quire_server.layers.int8_linear import native_kernels
 from quire_server.runner import fingerprint
 from quire_server.runner.model_runner import (
     ModelRunner,
@@ -181,6 +182,7 @@ def effective(config: ServeConfig, runner: ModelRunner | PoolingRunner) -> Effec
         dtype=runner.dtype,
         quantization=runner.quantization,
         inexact_defaults=tuple(name for name, inexact in is_inexact.items() if inexact),
+        native_kernels="" if runner.is_on_gpu else native_kernels(),
     )
 
 

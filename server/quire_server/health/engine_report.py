@@ -25,7 +25,8 @@ _HOSTS = "hosts.json"
 @dataclass(frozen=True)
 class EffectiveConfig:
     """`wanted_model_len`: the context that was asked for, else the model's own. `inexact_defaults`: settings
-    left to their defaults that make answers less exact than the model's files would.
+    left to their defaults that make answers less exact than the model's files would. `native_kernels`: the
+    instruction set of the CPU kernels that run, none where torch computes; empty on a GPU.
     """
 
     max_model_len: int
@@ -33,6 +34,7 @@ class EffectiveConfig:
     dtype: str
     quantization: str
     inexact_defaults: tuple[str, ...] = ()
+    native_kernels: str = ""
 
 
 def write_effective_config(run_dir: Path, effective: EffectiveConfig) -> None:
@@ -43,6 +45,7 @@ def write_effective_config(run_dir: Path, effective: EffectiveConfig) -> None:
         "dtype": effective.dtype,
         "quantization": effective.quantization,
         "inexactDefaults": effective.inexact_defaults,
+        **({"nativeKernels": effective.native_kernels} if effective.native_kernels else {}),
     }
     _write(run_dir / _EFFECTIVE_CONFIG, document)
 

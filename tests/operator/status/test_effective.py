@@ -56,6 +56,14 @@ def test_context_dtype_and_quantisation_are_those_that_the_pod_reports() -> None
     }
 
 
+def test_the_kernels_are_those_of_the_pod_with_the_shortest_context() -> None:
+    unlike = [{**WHOLE, "nativeKernels": "avx512_vnni"}, {**REDUCED, "nativeKernels": "avx2"}]
+
+    engine = serving(*unlike)["engine"]
+
+    assert (engine["maxModelLen"], engine["nativeKernels"]) == (4096, "avx2")
+
+
 def test_a_context_below_the_models_own_is_reported_with_both_numbers_and_the_remedy() -> None:
     status = serving(REDUCED)
 
@@ -137,6 +145,8 @@ def test_a_rollout_that_mends_it_is_not_stalled_by_what_the_old_pods_serve() -> 
         {**WHOLE, "dtype": "a" * 400},
         {**WHOLE, "quantization": ["none"]},
         {**WHOLE, "quantization": None},
+        {**WHOLE, "nativeKernels": "\x1b[31mred"},
+        {**WHOLE, "nativeKernels": None},
     ],
 )
 def test_a_pod_that_reports_nonsense_is_as_one_that_reports_nothing(hostile: Any) -> None:

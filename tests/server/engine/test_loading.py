@@ -51,8 +51,9 @@ def test_the_limits_of_a_step_are_those_of_what_computes_where_no_flag_says_so(
 class LoadedRunner(FakeRunner):
     """A runner of a model that is stored in one type and computed in another."""
 
-    def __init__(self, stored, dtype, quantization):
+    def __init__(self, stored, dtype, quantization, *, is_on_gpu=False):
         super().__init__(16)
+        self.is_on_gpu = is_on_gpu
         self.model_config = SimpleNamespace(dtype=stored, max_position=8192)
         self.dtype, self.quantization = dtype, quantization
 
@@ -72,6 +73,17 @@ class LoadedRunner(FakeRunner):
 def test_a_default_that_rounds_what_the_files_hold_is_named_and_a_choice_is_not(flags, runner, inexact):
     config = parse_args(["m", *flags], {})
     assert loading.effective(config, LoadedRunner(*runner)).inexact_defaults == inexact
+
+
+def test_the_kernels_that_run_are_named_on_a_cpu_and_not_on_a_gpu(monkeypatch):
+    monkeypatch.setattr(loading, "native_kernels", lambda: "avx2")
+    named = [
+        loading.effective(
+            parse_args(["m"], {}), LoadedRunner("float32", "float32", "none", is_on_gpu=is_on_gpu)
+        ).native_kernels
+        for is_on_gpu in (False, True)
+    ]
+    assert named == ["avx2", ""]
 
 
 def test_the_wanted_context_is_the_one_asked_for_or_the_models_own():

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from quire_operator.reports import Effective, parse_statusz
-from quire_server.layers.int8_linear import has_native_kernels
+from quire_server.layers.int8_linear import has_native_kernels, native_kernels
 from tests.server.launch import Server
 
 
@@ -33,6 +33,7 @@ def test_a_small_kv_cache_is_said_with_the_context_that_it_leaves_and_the_models
     assert (found.max_model_len, found.wanted_model_len) == (11 * 16, own)
     assert found.max_model_len == seen < own
     assert (found.dtype, found.quantization, found.inexact_defaults) == ("float32", "none", ())
+    assert found.native_kernels == native_kernels()
 
 
 @pytest.mark.deep
