@@ -41,6 +41,7 @@ from quire_kernels.paged_kv_cache import (
 )
 from quire_kernels.quantization.fp8_linear import fp8_linear, fp8_product
 from quire_kernels.quantization.fp8_quantize import fp8_quantize
+from quire_kernels.quantization.int4_linear import Int4Weight, int4_linear, quantise_int4, repack_int4
 from quire_kernels.quantization.int8_linear import Int8Weight, int8_linear, pack_int8, quantise_int8
 from quire_kernels.quantization.w4a16 import w4a16
 from quire_kernels.quantization.w4a16_packing import W4Weight, repack_awq, repack_gptq, repack_packed
@@ -65,6 +66,7 @@ __all__ = [
     "CollectiveError",
     "DecodeGather",
     "HostLora",
+    "Int4Weight",
     "Int8Weight",
     "KVCache",
     "KVScales",
@@ -95,6 +97,7 @@ __all__ = [
     "gumbel_sample",
     "has_shm_collectives",
     "host_pool",
+    "int4_linear",
     "int8_linear",
     "is_quantized_kv",
     "kv_cache_rows",
@@ -111,10 +114,12 @@ __all__ = [
     "paged_prefill_attention",
     "paged_verify_attention",
     "prefill_spans",
+    "quantise_int4",
     "quantise_int8",
     "record",
     "repack_awq",
     "repack_gptq",
+    "repack_int4",
     "repack_packed",
     "rope_kv_write",
     "sample_tokens",

@@ -18,13 +18,14 @@ from quire_kernels.paged_kv_cache import KVCache, PagedKVCache
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 _HEAD_SIZES = (64, 96, 128, 256)
 _MAX_BLOCK, _MAX_GROUP = 64, 64
-_INT8_GROUP, _INT8_GROUP_BYTES, _INT8_INPUT_BYTES = 64, 8, 2
+_INT8_GROUP, _INT4_GROUP, _GROUP_BYTES, _INT8_INPUT_BYTES = 64, 32, 8, 2
 # Multiplications or elements below which a second thread costs more than it saves.
 _SMALL_LINEAR, _SMALL_ATTENTION, _SMALL_PASS = 200_000, 65_536, 16_384
 _LARGE_MASKS = 200_000  # logits; overwriting or reading one costs less than computing one
 
 _KERNELS = {
     "int8_linear": arguments("x packed weight_scales bias y scratch", "in out dtype"),
+    "int4_linear": arguments("x packed scales zeros row_scales bias y scratch", "in out dtype"),
     "add_rmsnorm": arguments("x residual weight y", "size dtype", "eps"),
     "silu_mul": arguments("gate_up y", "size dtype"),
     "rope_kv_write": arguments(
@@ -145,7 +146,7 @@ class Native:
         rows, in_size = x.shape
         out_size = scales.shape[0]
         y = self._empty((rows, out_size), x.dtype)
-        row_bytes = in_size * _INT8_INPUT_BYTES + in_size // _INT8_GROUP * _INT8_GROUP_BYTES
+        row_bytes = in_size * _INT8_INPUT_BYTES + in_size // _INT8_GROUP * _GROUP_BYTES
         scratch = self._empty((rows, row_bytes), torch.int8)
         self._call(
             "int8_linear",
@@ -154,6 +155,41 @@ class Native:
             x.data_ptr(),
             packed.data_ptr(),
             scales.data_ptr(),
+            None if bias is None else bias.data_ptr(),
+            y.data_ptr(),
+            scratch.data_ptr(),
+            in_size,
+            out_size,
+            _DTYPES[x.dtype],
+        )
+        return y
+
+    def int4_linear(
+        self,
+        x: Tensor,
+        packed: Tensor,
+        scales: Tensor,
+        zeros: Tensor | None,
+        row_scales: Tensor,
+        bias: Tensor | None,
+    ) -> Tensor:
+        """x [T, in] -> [T, out]; ``packed`` u8 [out / 16, in / 8, 16, 4], scales f16 and zeros u8 [out / 16,
+        in / 32, 16], row_scales and bias float32 [out].
+        """
+        rows, in_size = x.shape
+        out_size = row_scales.shape[0]
+        y = self._empty((rows, out_size), x.dtype)
+        row_bytes = in_size + in_size // _INT4_GROUP * _GROUP_BYTES
+        scratch = self._empty((rows, row_bytes), torch.int8)
+        self._call(
+            "int4_linear",
+            rows,
+            rows * in_size * out_size > _SMALL_LINEAR,
+            x.data_ptr(),
+            packed.data_ptr(),
+            scales.data_ptr(),
+            None if zeros is None else zeros.data_ptr(),
+            row_scales.data_ptr(),
             None if bias is None else bias.data_ptr(),
             y.data_ptr(),
             scratch.data_ptr(),

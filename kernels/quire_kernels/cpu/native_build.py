@@ -27,7 +27,7 @@ _FLAGS = [
 ]
 _VECTORS = {
     "avx512_vnni": ["-mfma", *(f"-mavx512{part}" for part in ("f", "bw", "dq", "vl", "vnni"))],
-    "avx2": ["-mavx2", "-mfma"],
+    "avx2": ["-mavx2", "-mfma", "-mf16c"],
 }
 #: These run on every x86-64 CPU; the others are compiled once for each of the sets above.
 _PORTABLE = ("run_calls.c", "sample_tokens.c", "shm_collectives.c", "support.c")

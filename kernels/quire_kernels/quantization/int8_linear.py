@@ -51,9 +51,9 @@ def int8_linear(x: Tensor, weight: Int8Weight, bias: Tensor | None) -> Tensor:
     return _by_torch(x, weight.packed, weight.scales, bias)
 
 
-def quantise_groups(x: Tensor) -> tuple[Tensor, Tensor]:
-    """(int8 [groups, T, 64], float32 scales [groups, T, 1]); NaN or infinity makes a group's scale NaN."""
-    wide = _grouped(x.float())
+def quantise_groups(x: Tensor, group: int = GROUP) -> tuple[Tensor, Tensor]:
+    """(int8 [groups, T, group], float32 scales [groups, T, 1]); NaN or infinity makes a group's scale NaN."""
+    wide = _grouped(x.float(), group)
     peaks = wide.abs().amax(dim=-1, keepdim=True)
     # A division, rounded once: torch computes `127 / peaks` as the reciprocal times 127, rounded twice.
     factors = torch.where(peaks > 0, torch.full_like(peaks, 127).div_(peaks), 0.0)
@@ -76,7 +76,7 @@ def _by_torch(x: Tensor, groups: Tensor, scales: Tensor, bias: Tensor | None) ->
     return (y if bias is None else y.add_(bias)).to(x.dtype)
 
 
-def _grouped(rows: Tensor) -> Tensor:
-    """[R, in] -> [groups, R, 64], the last group padded with zeros."""
-    padded = functional.pad(rows, (0, -rows.shape[1] % GROUP))
-    return padded.view(rows.shape[0], padded.shape[1] // GROUP, GROUP).transpose(0, 1)
+def _grouped(rows: Tensor, group: int = GROUP) -> Tensor:
+    """[R, in] -> [groups, R, group], the last group padded with zeros."""
+    padded = functional.pad(rows, (0, -rows.shape[1] % group))
+    return padded.view(rows.shape[0], padded.shape[1] // group, group).transpose(0, 1)

@@ -5,7 +5,7 @@
  * Sums within a group are integers, groups are added in order, each row on its own: a result depends on its own
  * row alone.
  */
-#include "vectors.h"
+#include "quantise.h"
 
 #include <string.h>
 
@@ -21,14 +21,9 @@ enum { ROWS = 8 };
 typedef int8_t input;
 typedef __m512i weights;
 
-INLINE void write_inputs(input *to, ints16 x) { _mm_storeu_si128((__m128i *)to, _mm512_cvtsepi32_epi8(x)); }
+INLINE void write_inputs(input *to, ints16 x) { write_bytes16(to, x); }
 INLINE weights read_weights(const uint8_t *from) { return _mm512_loadu_si512(from); }
-
-/* Inline assembly, because gcc 12 adds a copy and a store to the stack to each use of the intrinsic. */
-INLINE ints16 multiply_add(ints16 sums, weights w, const input *q) {
-    __asm__("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sums) : "v"(w), "m"(*(const int32_t *)q));
-    return sums;
-}
+INLINE ints16 multiply_add(ints16 sums, weights w, const input *q) { return add_products16(sums, w, q); }
 #else
 /* Products of int16, because those of bytes (vpmaddubsw) saturate. An input is int16, each 4 of them in the order 0, 2,
  * 1, 3, like the even bytes and then the odd bytes of the weights. */
@@ -79,23 +74,13 @@ INLINE ints16 multiply_add(ints16 sums, weights w, const input *q) {
 /* Quantize one row, one scale per group; ``offsets`` are what the weights' offset 128 adds to the sums. */
 INLINE void quantise_row(const void *x, int64_t size, input *q, float *scales, int32_t *offsets, int dtype) {
     for (int64_t group = 0; group < size / GROUP; group++) {
-        vec16 values[GROUP / 16], largest = zero16(), poison = zero16();
+        ints16 rounded[GROUP / 16], total = zero_ints16();
+        scales[group] = quantise_group(x, group * GROUP, GROUP / 16, dtype, rounded);
         for (int i = 0; i < GROUP / 16; i++) {
-            values[i] = load16(x, group * GROUP + i * 16, dtype);
-            largest = max16(abs16(values[i]), largest);
-            poison = add16(poison, mul16(values[i], zero16()));
-        }
-        const float peak = largest16(largest);
-        const vec16 factor = all16(peak > 0 ? 127.0f / peak : 0.0f);
-        ints16 total = zero_ints16();
-        for (int i = 0; i < GROUP / 16; i++) {
-            ints16 rounded = to_ints16(mul16(values[i], factor));
-            total = add_ints16(total, rounded);
-            write_inputs(q + group * GROUP + i * 16, rounded);
+            total = add_ints16(total, rounded[i]);
+            write_inputs(q + group * GROUP + i * 16, rounded[i]);
         }
         offsets[group] = 128 * sum_ints16(total);
-        /* NaN or infinity makes the scale NaN, and with it the whole row of the result. */
-        scales[group] = peak / 127.0f + sum16(poison);
     }
 }
 

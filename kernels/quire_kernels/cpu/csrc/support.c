@@ -7,4 +7,6 @@ EXPORT int quire_has_avx512_vnni(void) {
            __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("fma");
 }
 
-EXPORT int quire_has_avx2(void) { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
+EXPORT int quire_has_avx2(void) {
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+}

@@ -4,6 +4,7 @@
  *
  * vec16 is 16 float32, ints16 is 16 int32; mask16 chooses elements by the bits of a number, lanes16 in the form in which
  * comparisons give it. max16 and min16 return the second operand if one is NaN. scale16(x, n) is x 2^n for whole n.
+ * of_bytes16 and of_halves16 read uint8 and float16; write_bytes16 writes int8, saturated.
  */
 #ifndef QUIRE_VECTORS_H
 #define QUIRE_VECTORS_H

@@ -1,4 +1,4 @@
-/* The operations of `vectors.h` by AVX2 and FMA: halves of 8 elements each. */
+/* The operations of `vectors.h` by AVX2, FMA and F16C: halves of 8 elements each. */
 typedef struct {
     __m256 low, high;
 } vec16;
@@ -45,6 +45,21 @@ INLINE ints16 zero_ints16(void) { return (ints16){_mm256_setzero_si256(), _mm256
 INLINE ints16 all_ints16(int32_t x) { return (ints16){_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
 INLINE ints16 to_ints16(vec16 x) { return (ints16){_mm256_cvtps_epi32(x.low), _mm256_cvtps_epi32(x.high)}; }
 INLINE vec16 to_floats16(ints16 x) { return (vec16){_mm256_cvtepi32_ps(x.low), _mm256_cvtepi32_ps(x.high)}; }
+
+INLINE void write_bytes16(int8_t *to, ints16 x) {
+    const __m256i q = _mm256_permute4x64_epi64(_mm256_packs_epi32(x.low, x.high), _MM_SHUFFLE(3, 1, 2, 0));
+    _mm_storeu_si128((__m128i *)to, _mm_packs_epi16(_mm256_castsi256_si128(q), _mm256_extracti128_si256(q, 1)));
+}
+
+INLINE vec16 of_bytes16(const uint8_t *from) {
+    const __m128i bytes = _mm_loadu_si128((const __m128i *)from);
+    return to_floats16((ints16){_mm256_cvtepu8_epi32(bytes), _mm256_cvtepu8_epi32(_mm_srli_si128(bytes, 8))});
+}
+
+INLINE vec16 of_halves16(const uint16_t *from) {
+    return (vec16){_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)from)),
+                   _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)from + 1))};
+}
 
 /* In two steps, of which only the second one rounds: 2^n alone need not be a float32, as of -150. */
 INLINE __m256 scale8(__m256 x, __m256 n) {

@@ -28,6 +28,20 @@ INLINE ints16 sub_ints16(ints16 x, ints16 y) { return _mm512_sub_epi32(x, y); }
 INLINE int32_t sum_ints16(ints16 x) { return _mm512_reduce_add_epi32(x); }
 INLINE ints16 to_ints16(vec16 x) { return _mm512_cvtps_epi32(x); }
 INLINE vec16 to_floats16(ints16 x) { return _mm512_cvtepi32_ps(x); }
+INLINE void write_bytes16(int8_t *to, ints16 x) { _mm_storeu_si128((__m128i *)to, _mm512_cvtsepi32_epi8(x)); }
+INLINE vec16 of_bytes16(const uint8_t *from) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)from)));
+}
+INLINE vec16 of_halves16(const uint16_t *from) {
+    return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)from));
+}
+
+/* Adds the products of 16 times 4 unsigned bytes with the same 4 signed ones. Inline assembly, because gcc 12 adds a
+ * copy and a store to the stack to each use of the intrinsic. */
+INLINE ints16 add_products16(ints16 sums, __m512i bytes, const int8_t *four) {
+    __asm__("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sums) : "v"(bytes), "m"(*(const int32_t *)four));
+    return sums;
+}
 
 INLINE mask16 unordered16(vec16 x, vec16 y) { return _mm512_cmp_ps_mask(x, y, _CMP_UNORD_Q); }
 INLINE mask16 equal16(vec16 x, vec16 y) { return _mm512_cmp_ps_mask(x, y, _CMP_EQ_OQ); }

@@ -1,0 +1,175 @@
+/* y = x W^T + bias with int4 weights in groups of 32 elements of a row, each with a scale and a zero, and inputs
+ * quantized here to int8, one scale per 32 elements of a row.
+ *
+ * An element of W is (u - zero) * scale * row_scale, u from 0 to 15. u is packed [out / 16][in / 8][16][4]: 64 bytes are 16
+ * outputs times 8 inputs, of which the first 4 are the low halves of the bytes. Sums within a group are integers, groups are
+ * added in order, each row on its own: a result depends on its own row alone.
+ */
+#include "quantise.h"
+
+#include <string.h>
+
+enum { LANES = 16, GROUP = 32, STEP = 8, AHEAD = 8192, SYMMETRIC_ZERO = 8 };
+
+/* The weights of 16 outputs for 4 inputs, and their products with 4 inputs of a row added to its sums, which ``whole`` makes
+ * int32. ROWS are as many as have their sums in registers. */
+#ifdef __AVX512F__
+enum { ROWS = 8 };
+#define EACH_ROW(f) f(0) f(1) f(2) f(3) f(4) f(5) f(6) f(7)
+#define EACH_REST(f) f(7) f(6) f(5) f(4) f(3) f(2) f(1)
+
+typedef __m512i weights;
+
+INLINE weights read_weights(const uint8_t *from) { return _mm512_loadu_si512(from); }
+INLINE weights low_halves(weights w) { return _mm512_and_si512(w, _mm512_set1_epi8(15)); }
+INLINE weights high_halves(weights w) { return low_halves(_mm512_srli_epi16(w, 4)); }
+INLINE ints16 multiply_add(ints16 sums, weights w, const int8_t *q) { return add_products16(sums, w, q); }
+INLINE ints16 whole(ints16 sums) { return sums; }
+#else
+/* Sums of int16 while they are within a group: 16 products of at most 15 * 127 each are less than 2^15. */
+enum { ROWS = 4 };
+#define EACH_ROW(f) f(0) f(1) f(2) f(3)
+#define EACH_REST(f) f(3) f(2) f(1)
+
+typedef ints16 weights;
+
+INLINE weights read_weights(const uint8_t *from) {
+    return (weights){_mm256_loadu_si256((const __m256i *)from), _mm256_loadu_si256((const __m256i *)from + 1)};
+}
+
+INLINE weights low_halves(weights w) {
+    const __m256i mask = _mm256_set1_epi8(15);
+    return (weights){_mm256_and_si256(w.low, mask), _mm256_and_si256(w.high, mask)};
+}
+
+INLINE weights high_halves(weights w) {
+    return low_halves((weights){_mm256_srli_epi16(w.low, 4), _mm256_srli_epi16(w.high, 4)});
+}
+
+/* Inline assembly, because gcc 12 reorders the additions and then lacks registers. */
+INLINE __m256i add_products(__m256i sums, __m256i w, __m256i inputs) {
+    __m256i products;
+    __asm__("vpmaddubsw %3, %2, %1\n\tvpaddw %1, %0, %0" : "+x"(sums), "=&x"(products) : "x"(w), "x"(inputs));
+    return sums;
+}
+
+INLINE ints16 multiply_add(ints16 sums, weights w, const int8_t *q) {
+    int32_t four;
+    memcpy(&four, q, sizeof four);
+    const __m256i inputs = _mm256_set1_epi32(four);
+    return (ints16){add_products(sums.low, w.low, inputs), add_products(sums.high, w.high, inputs)};
+}
+
+INLINE ints16 whole(ints16 sums) {
+    const __m256i ones = _mm256_set1_epi16(1);
+    return (ints16){_mm256_madd_epi16(sums.low, ones), _mm256_madd_epi16(sums.high, ones)};
+}
+#endif
+
+/* x, y: [rows, in], [rows, out]; in a multiple of 32, out of 16; scales float16 and zeros uint8 [out / 16][in / 32][16],
+ * row_scales [out]. Without zeros all are 8; bias may be null. ``scratch``: a byte per element of x and 8 bytes per
+ * group. */
+struct linear {
+    const void *x;
+    const uint8_t *packed;
+    const uint16_t *scales;
+    const uint8_t *zeros;
+    const float *row_scales, *bias;
+    void *y;
+    void *scratch;
+    int64_t in, out, dtype;
+};
+
+/* The quantized x. */
+struct rows {
+    const int8_t *q;
+    const float *scales, *sums; /* [rows, groups], the sums of q within a group */
+};
+
+INLINE void quantise_row(const void *x, int64_t size, int8_t *q, float *scales, float *sums, int dtype) {
+    for (int64_t group = 0; group < size / GROUP; group++) {
+        ints16 rounded[GROUP / 16], total = zero_ints16();
+        scales[group] = quantise_group(x, group * GROUP, GROUP / 16, dtype, rounded);
+        for (int i = 0; i < GROUP / 16; i++) {
+            total = add_ints16(total, rounded[i]);
+            write_bytes16(q + group * GROUP + i * 16, rounded[i]);
+        }
+        sums[group] = (float)sum_ints16(total);
+    }
+}
+
+/* The zero's part is subtracted in float32, which has all these integers. */
+INLINE vec16 add_group(const struct rows *x, int64_t index, ints16 sums, vec16 zeros, vec16 scales, vec16 total) {
+    const vec16 value = fnma16(zeros, all16(x->sums[index]), to_floats16(whole(sums)));
+    return add16(total, mul16(mul16(value, all16(x->scales[index])), scales));
+}
+
+INLINE void finish(const struct linear *a, int64_t row, int64_t panel, vec16 total, int dtype) {
+    const int64_t column = panel * LANES;
+    vec16 value = mul16(total, read16(a->row_scales + column));
+    if (a->bias) value = add16(value, read16(a->bias + column));
+    store16(a->y, row * a->out + column, value, dtype);
+}
+
+/* Up to ROWS times one panel, as in int8_linear.c. */
+#define DECLARE(r) ints16 sums##r = zero_ints16();
+#define MULTIPLY(r) \
+    if (r < rows) sums##r = multiply_add(sums##r, w, q + r * a->in + k);
+#define ADD_GROUP(r) \
+    if (r < rows) totals[r] = add_group(x, (row + r) * groups + group, sums##r, zeros, scales, totals[r]);
+
+INLINE void tile(const struct linear *a, const struct rows *x, int64_t row, int64_t panel, int rows, int dtype) {
+    const int64_t groups = a->in / GROUP;
+    const uint8_t *from = a->packed + panel * a->in * (LANES / 2);
+    const int8_t *q = x->q + row * a->in;
+    vec16 totals[ROWS];
+    for (int r = 0; r < rows; r++) totals[r] = zero16();
+    for (int64_t group = 0; group < groups; group++) {
+        EACH_ROW(DECLARE)
+        int64_t k = group * GROUP;
+        for (int step = 0; step < GROUP / STEP; step++, from += STEP * LANES / 2) {
+            _mm_prefetch((const char *)from + AHEAD, _MM_HINT_T0);
+            const weights both = read_weights(from);
+            weights w = low_halves(both);
+            EACH_ROW(MULTIPLY)
+            k += STEP / 2;
+            w = high_halves(both);
+            EACH_ROW(MULTIPLY)
+            k += STEP / 2;
+        }
+        const int64_t first = (panel * groups + group) * LANES;
+        const vec16 scales = of_halves16(a->scales + first);
+        const vec16 zeros = a->zeros ? of_bytes16(a->zeros + first) : all16(SYMMETRIC_ZERO);
+        EACH_ROW(ADD_GROUP)
+    }
+    for (int r = 0; r < rows; r++) finish(a, row + r, panel, totals[r], dtype);
+}
+
+#define REST(r) \
+    case r: tile(a, x, row, panel, r, dtype); break;
+
+INLINE void strip(const struct linear *a, const struct rows *x, int64_t rows, int64_t panel, int dtype) {
+    int64_t row = 0;
+    for (; row + ROWS <= rows; row += ROWS) tile(a, x, row, panel, ROWS, dtype);
+    switch (rows - row) { EACH_REST(REST) }
+}
+
+INLINE void linear(const struct linear *a, int64_t rows, const int dtype) {
+    const int64_t groups = a->in / GROUP;
+    int8_t *q = a->scratch;
+    float *scales = (float *)(q + rows * a->in), *sums = scales + rows * groups;
+    const struct rows x = {q, scales, sums};
+#pragma omp for schedule(static)
+    for (int64_t row = 0; row < rows; row++)
+        quantise_row(at(a->x, row * a->in, dtype), a->in, q + row * a->in, scales + row * groups, sums + row * groups,
+                     dtype);
+#pragma omp for schedule(static)
+    for (int64_t panel = 0; panel < a->out / LANES; panel++) strip(a, &x, rows, panel, dtype);
+}
+
+EXPORT void KERNEL(int4_linear)(const struct linear *a, int64_t rows) {
+    if (a->dtype == BFLOAT16)
+        linear(a, rows, BFLOAT16);
+    else
+        linear(a, rows, FLOAT32);
+}
