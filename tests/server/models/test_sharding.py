@@ -9,11 +9,13 @@ import torch
 from torch import Tensor
 
 from e2e import models
+from quire_kernels.quantization.w4a16_packing import w4_dequantize
 from quire_server.core.sampling_params import SamplingParams
 from quire_server.core.step import StartedRow, Step
 from quire_server.core.topology import Topology
 from quire_server.errors import ConfigError, ModelCorruptError
 from quire_server.layers.parallel import SingleRank
+from quire_server.layers.quantized.gptq import GPTQ
 from quire_server.model_dir.files import write_manifest
 from quire_server.models import registry
 from quire_server.models.decoder import Decoder
@@ -112,6 +114,19 @@ def test_ranks_together_compute_the_logits_of_the_whole_quantised_model(
     ranks = ThreadRanks(2)
     results = ranks.run([partial(forward, model, PROMPT) for model in shards(directory, ranks)])
     torch.testing.assert_close(results[0], expected, atol=2e-4, rtol=1e-3)
+
+
+def test_a_kernel_has_the_groups_of_a_gptq_shard_from_its_first_one_on() -> None:
+    weights = GPTQ(32)
+    whole = {
+        suffix: torch.randint(1 << 30, spec.shape).to(torch.int32)
+        for suffix, spec in weights.tensors("layer", 128, 16).items()
+    }
+    whole |= {"scales": torch.rand(4, 16), "g_idx": (torch.arange(128) // 32).int()}
+    firsts = {"qweight": 8, "qzeros": 2, "scales": 2, "g_idx": 64}
+    second_half = {suffix: whole[suffix][first:] for suffix, first in firsts.items()}
+    multiplied = w4_dequantize(weights.four_bits("layer", second_half))
+    assert torch.equal(multiplied.T, weights.dequantize("layer", second_half))
 
 
 def test_blocks_of_weights_that_a_shard_would_cut_are_refused(quantised: Path) -> None:

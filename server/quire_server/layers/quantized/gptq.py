@@ -48,9 +48,8 @@ class GPTQ:
 
     def four_bits(self, name: str, tensors: Mapping[str, Tensor]) -> W4Weight:
         """The kernel's form of the matrix; ValueError if the groups differ in size."""
-        self._groups(name, tensors)
-        qweight, qzeros, scales, g_idx = (tensors[each] for each in ("qweight", "qzeros", "scales", "g_idx"))
-        return repack_gptq(qweight, qzeros, scales, g_idx, self.zero_offset)
+        qweight, qzeros, scales = (tensors[each] for each in ("qweight", "qzeros", "scales"))
+        return repack_gptq(qweight, qzeros, scales, self._groups(name, tensors), self.zero_offset)
 
     def dequantize(self, name: str, tensors: Mapping[str, Tensor]) -> Tensor:
         """f32 [out, in]."""
