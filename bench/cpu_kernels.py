@@ -35,6 +35,7 @@ def _ways() -> dict[str, tuple[tuple[str, ...], dict[str, str]]]:
                 ("--quantization", "int8", "--dtype", "bfloat16"),
                 of_this,
             ),
+            f"int4 beside float32, {NATIVE.isa}": (("--quantization", "int4", "--dtype", "float32"), of_this),
         }
     return ways
 

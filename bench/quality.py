@@ -1,5 +1,5 @@
-"""The cost of int8 in quality: perplexity, and how often the likeliest next token is that of float32 (a
-section of ``bench.cpu``).
+"""The cost of int8 and int4 in quality: perplexity, and how often the likeliest next token is that of float32
+(a section of ``bench.cpu``).
 
 The text is Python's language reference from the standard library (pydoc_data), so nothing is downloaded.
 """
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from bench.compare import table
 from quire_server.evaluate.text_windows import logits as window_logits
+from quire_server.layers.int4_linear import make_int4_linear
 from quire_server.layers.int8_linear import Int8Linear
 from quire_server.layers.linear import Linear, LinearFactory
 from quire_server.model_dir.files import ModelFiles
@@ -43,6 +44,8 @@ KINDS: dict[str, tuple[torch.dtype, LinearFactory]] = {
     "float32, int8 with lm_head": (torch.float32, Int8Linear),
     "bfloat16, int8 with lm_head": (torch.bfloat16, Int8Linear),
     "bfloat16, int8 but lm_head": (torch.bfloat16, _all_but_head),
+    "float32, int8": (torch.float32, Int8Linear),
+    "float32, int4 with lm_head in int8": (torch.float32, make_int4_linear),
 }
 
 

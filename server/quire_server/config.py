@@ -86,7 +86,7 @@ class ServeConfig:
     )
     quantization: str = setting(
         "auto",
-        one_of("auto", "none", "int8"),
+        one_of("auto", "none", "int8", "int4"),
         "arithmetic of the linear layers; auto: int8 with dtype auto on a CPU with AVX2, else none",
     )
     max_model_len: int | None = setting(None, integer(1), "longest prompt plus answer (default: the model's)")

@@ -9,6 +9,7 @@ from itertools import combinations
 
 FEATURES = (
     "int8 arithmetic",
+    "int4 arithmetic",
     "quantised checkpoint",
     "FP8 or int8 KV cache",
     "host tier",
@@ -33,6 +34,7 @@ FEATURES = (
 )
 #: Pairs of values of one setting, and what cannot come together: a text is embedded in one step.
 EXCLUSIVE = (
+    ("int8 arithmetic", "int4 arithmetic"),
     ("preemption, recomputed", "preemption, swapped"),
     ("drafts from the prompt", "drafts of a draft model"),
     ("priorities", "shortest job first"),
@@ -116,7 +118,7 @@ _ADAPTERS_OF_RANKS = (
     _RUNNER + "test_adapters.py",
     "test_ranks_and_stages_answer_with_adapters_as_one_rank",
 )
-_INT8_ADAPTERS = (_RUNNER + "test_adapters.py", "test_int8_layers_have_adapters_beside_them")
+_ROUNDED_ADAPTERS = (_RUNNER + "test_adapters.py", "test_rounded_layers_have_adapters_beside_them")
 
 _ALL_AT_ONCE = (
     _RUNNER + "test_feature_pairs.py",
@@ -144,6 +146,10 @@ _FORMATS_OF_RANKS = (
 _INT8_OF_RANKS = (
     _RUNNER + "test_recorded_decode_of_ranks.py",
     "test_a_replay_of_ranks_equals_the_layers_one_by_one_and_the_whole_model",
+)
+_INT4_OF_RANKS = (
+    "tests/server/models/test_sharding.py",
+    "test_four_bits_are_multiplied_as_stored_by_one_rank_and_by_two",
 )
 
 #: Tests of the whole engine with a model.
@@ -192,13 +198,15 @@ WORKS: tuple[tuple[tuple[str, str], tuple[str, ...]], ...] = (
     (_REQUESTS_OF_RANKS, ("several ranks", "priorities", _DRAFT_MODEL)),
     (_FORMATS_OF_RANKS, ("several ranks", "quantised checkpoint")),
     (_INT8_OF_RANKS, ("several ranks", "int8 arithmetic")),
+    (_INT4_OF_RANKS, ("several ranks", "int4 arithmetic", "quantised checkpoint")),
     *(
         (_ADAPTERS, ("LoRA adapters", method, "host tier", mode))
         for method in (_NGRAM, _DRAFT_MODEL)
         for mode in (_RECOMPUTED, _SWAPPED)
     ),
     (_ADAPTERS_OF_RANKS, ("LoRA adapters", "several ranks", "host tier", _SWAPPED)),
-    (_INT8_ADAPTERS, ("LoRA adapters", "int8 arithmetic")),
+    (_ROUNDED_ADAPTERS, ("LoRA adapters", "int8 arithmetic")),
+    (_ROUNDED_ADAPTERS, ("LoRA adapters", "int4 arithmetic")),
     (
         (
             "tests/server/embeddings/test_pooling_runner.py",

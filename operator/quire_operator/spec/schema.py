@@ -451,7 +451,7 @@ class Engine:
     max_model_len: int | None = optional_number(1, 16_777_216)
     max_num_seqs: int | None = optional_number(1, 4096)
     dtype: str = choice("Auto", "Float32", "BFloat16")
-    quantization: str = choice("Auto", "None", "Int8")
+    quantization: str = choice("Auto", "None", "Int8", "Int4")
     kv_cache: KVCache = KVCache()
     weight_offload: str = quantity()
     enforce_eager: bool = False

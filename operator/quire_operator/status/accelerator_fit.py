@@ -132,7 +132,7 @@ def _staging_hint(serving: Serving, shape: ModelShape) -> list[str]:
 def _serving(model: LLMDeployment, shape: ModelShape | None, status: Mapping[str, Any]) -> Serving:
     engine, asked, roles = model.spec.engine, model.spec.resources.accelerator, model.spec.disaggregation
     assert asked is not None
-    bits = {"Int8": 8.0}.get(engine.quantization) or {"Float32": 32.0}.get(engine.dtype)
+    bits = {"Int8": 8.0, "Int4": 4.5}.get(engine.quantization) or {"Float32": 32.0}.get(engine.dtype)
     loaded = status.get("bytesTotal")
     if bits is None and shape is not None and isinstance(loaded, int) and loaded > 0:
         bits = min(32.0, loaded * 8 / shape.parameters)  # as stored in the files

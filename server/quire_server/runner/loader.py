@@ -18,8 +18,8 @@ from quire_server.core import weight_offload
 from quire_server.core.kv_division import KVDivision, KVMemory
 from quire_server.core.topology import Range, Topology
 from quire_server.errors import ConfigError
-from quire_server.layers.int8_linear import Int8Linear, has_native_kernels, native_kernels
-from quire_server.layers.linear import LinearFactory
+from quire_server.layers.int8_linear import has_native_kernels, native_kernels
+from quire_server.layers.linear import Linear, LinearFactory
 from quire_server.layers.parallel import Communicator
 from quire_server.model_dir.files import ModelFiles
 from quire_server.models import registry, sharding, weights
@@ -163,12 +163,12 @@ class Checkpoint:
 
 def dtype_name(wanted: str, stored: str, linear: LinearFactory, *, for_gpu: bool) -> str:
     """auto: the checkpoint's dtype where the machine computes in it, float32 elsewhere. ``linear``: of the
-    model; the int8 kernels compute beside bfloat16 wherever they run.
+    model; the kernels of rounded ones compute beside bfloat16 wherever they run.
     """
     if wanted == "auto":
         has_bf16 = (
             for_gpu
-            or (linear is Int8Linear and has_native_kernels())
+            or (linear is not Linear and has_native_kernels())
             or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
         )
         return "bfloat16" if stored != "float32" and has_bf16 else "float32"

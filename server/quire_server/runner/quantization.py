@@ -1,12 +1,13 @@
 """Chooses the arithmetic of the linear layers, once at start, by the settings and the hardware."""
 
 from quire_server.errors import ConfigError
+from quire_server.layers.int4_linear import make_int4_linear
 from quire_server.layers.int8_linear import Int8Linear, has_native_kernels
 from quire_server.layers.linear import GpuLinear, Linear, LinearFactory
 from quire_server.layers.quantized.linear import Quantization
 
 FIRST_WITH_FP8 = 89
-_FACTORIES: dict[str, LinearFactory] = {"none": Linear, "int8": Int8Linear}
+_FACTORIES: dict[str, LinearFactory] = {"none": Linear, "int8": Int8Linear, "int4": make_int4_linear}
 
 
 def choose(
@@ -22,8 +23,8 @@ def choose(
     * ``auto`` without a quantised checkpoint is int8 if no dtype was named, the model is not stored in
       float32 (``stored``: its dtype) and the CPU has int8 kernels, which are faster than anything else there.
       A dtype that was named is used exactly.
-    * A quantised checkpoint keeps its own method and is not rounded a second time; int8 applies to it only if
-      its weights are int8 already.
+    * A quantised checkpoint keeps its own method and is not rounded a second time; int8 or int4 applies to it
+      only if its weights are that already. int4 is nothing that ``auto`` chooses.
     * On a GPU (``capability``: its compute capability) the checkpoint's method is used where there are
       kernels for it, and dense layers otherwise. FP8 weights are refused on hardware without FP8.
     """
@@ -35,7 +36,7 @@ def choose(
     if wanted == "auto":
         wanted = "int8" if is_faster else "none"
     if wanted not in _FACTORIES:
-        raise ConfigError(f"Quantization {wanted!r} is not supported; supported: auto, none, int8.")
+        raise ConfigError(f"Quantization {wanted!r} is not supported; supported: auto, none, int8, int4.")
     return wanted, _FACTORIES[wanted]
 
 
@@ -54,6 +55,8 @@ def _of_gpu(checkpoint: Quantization | None, capability: int) -> str:
 def _of_checkpoint(wanted: str, checkpoint: Quantization, is_faster: bool) -> tuple[str, LinearFactory]:
     if checkpoint.is_w8a8 and (wanted == "int8" or (wanted == "auto" and is_faster)):
         return f"{checkpoint.method}, int8", Int8Linear
+    if checkpoint.is_int4 and wanted == "int4":
+        return f"{checkpoint.method}, int4", make_int4_linear
     if wanted not in ("auto", "none"):
         raise ConfigError(
             f"The model is quantised already ({checkpoint.method}): drop --quantization {wanted}, "

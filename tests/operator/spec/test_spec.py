@@ -92,7 +92,7 @@ def test_optional_text_may_be_empty() -> None:
         ({"engine": {"extraArgs": ["a\0b"]}}, "spec.engine.extraArgs[0]", "does not match"),
         ({"engine": {"extraArgs": ["x"] * 65}}, "spec.engine.extraArgs", "more than 64"),
         ({"engine": {"dtype": "auto"}}, "spec.engine.dtype", "one of Auto, Float32, BFloat16"),
-        ({"engine": {"quantization": "Int4"}}, "spec.engine.quantization", "one of Auto, None, Int8"),
+        ({"engine": {"quantization": "Int3"}}, "spec.engine.quantization", "one of Auto, None, Int8, Int4"),
         ({"engine": {"prefixCaching": "yes"}}, "spec.engine.prefixCaching", "true or false"),
         ({"engine": {"maxNumSeqs": 0}}, "spec.engine.maxNumSeqs", "1 to 4096"),
         ({"engine": {"maxNumSeqs": "8"}}, "spec.engine.maxNumSeqs", "whole number"),

@@ -80,6 +80,7 @@ def test_a_model_that_does_not_fit_is_reported_once_with_the_context_that_would(
     ("engine", "raw", "words"),
     [
         ({"quantization": "Int8"}, statusz(), "weights 13.0 GB"),
+        ({"quantization": "Int4"}, statusz(), "weights 7.3 GB"),
         ({}, statusz(totalBytes=7_000_000_000), "weights 7.0 GB"),
         ({"dtype": "Float32"}, statusz(totalBytes=26_000_000_000), "weights 52.1 GB"),
         ({"dtype": "Float32"}, statusz(), "KV cache 53.7 GB"),

@@ -16,6 +16,7 @@ from quire_server.core.topology import Topology
 from quire_server.errors import ConfigError, ModelCorruptError
 from quire_server.layers.parallel import SingleRank
 from quire_server.layers.quantized.gptq import GPTQ
+from quire_server.layers.quantized.int4 import StoredInt4
 from quire_server.model_dir.files import write_manifest
 from quire_server.models import registry
 from quire_server.models.decoder import Decoder
@@ -52,8 +53,8 @@ def forward_states(model: Decoder, prompt: tuple[int, ...]) -> tuple[Tensor, Ten
         return model.states(built, caches)
 
 
-def shards(directory: Path, ranks: ThreadRanks) -> list[Decoder]:
-    checkpoint = Checkpoint.open(directory, dtype="float32", quantization_name="none")
+def shards(directory: Path, ranks: ThreadRanks, quantization: str = "none") -> list[Decoder]:
+    checkpoint = Checkpoint.open(directory, dtype="float32", quantization_name=quantization)
     return [
         checkpoint.read_shard(Topology(ranks.size, rank), communicator, max_len=256, device=CPU)
         for rank, communicator in enumerate(ranks.communicators)
@@ -114,6 +115,46 @@ def test_ranks_together_compute_the_logits_of_the_whole_quantised_model(
     ranks = ThreadRanks(2)
     results = ranks.run([partial(forward, model, PROMPT) for model in shards(directory, ranks)])
     torch.testing.assert_close(results[0], expected, atol=2e-4, rtol=1e-3)
+
+
+INT4 = ["GPTQ", "GPTQ, whole rows", "AWQ", "int4 w4a16 asymmetric"]
+
+
+@pytest.mark.parametrize(
+    ("family", "format_"), [*(("Llama", format_) for format_ in INT4), ("Qwen3Moe", "AWQ"), ("Phi3", "GPTQ")]
+)
+def test_four_bits_are_multiplied_as_stored_by_one_rank_and_by_two(
+    quantised: Path, family: str, format_: str
+) -> None:
+    directory = quantised / family / format_
+    checkpoint = Checkpoint.open(directory, dtype="float32", quantization_name="int4")
+    assert checkpoint.quantization.endswith(", int4")
+    whole = checkpoint.read(max_len=256, device=CPU, on_progress=lambda *_: None)
+    output = whole.layers[0].linears[0]
+    assert isinstance(output, StoredInt4) and not output.targets(), "stored integers are freed"
+    result = forward(whole, PROMPT)
+    ranks = ThreadRanks(2)
+    of_ranks = ranks.run([partial(forward, model, PROMPT) for model in shards(directory, ranks, "int4")])
+    # Groups of inputs follow the shards: sums are in another order, by which few activations round otherwise.
+    assert relative_error(of_ranks[0], result) < 1e-3
+    float_model = Checkpoint.open(directory, dtype="float32", quantization_name="none")
+    expected = forward(float_model.read(max_len=256, device=CPU, on_progress=lambda *_: None), PROMPT)
+    assert relative_error(result, expected) < 4e-3
+
+
+def relative_error(result: Tensor, expected: Tensor) -> float:
+    """Mean square, as part of the expected values'."""
+    return float((result - expected).square().mean() / expected.square().mean())
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_float_model_is_rounded_to_the_same_int4_by_any_number_of_ranks(quantised: Path, size: int) -> None:
+    directory = quantised / "Llama" / "float"
+    ranks = ThreadRanks(size)
+    results = ranks.run([partial(forward, model, PROMPT) for model in shards(directory, ranks, "int4")])
+    whole = Checkpoint.open(directory, dtype="float32", quantization_name="int4")
+    expected = forward(whole.read(max_len=256, device=CPU, on_progress=lambda *_: None), PROMPT)
+    assert relative_error(results[0], expected) < 1e-3
 
 
 def test_a_kernel_has_the_groups_of_a_gptq_shard_from_its_first_one_on() -> None:

@@ -178,9 +178,10 @@ def test_what_one_rank_cannot_read_is_loaded_by_none(adapters, ranks, monkeypatc
     ranks.runner.adapters.exchange()
 
 
-def test_int8_layers_have_adapters_beside_them(model, adapters):
-    runner = with_adapters(load(model, quantization="int8", max_adapters=3), adapters)
-    plain = load(model, quantization="int8")
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_rounded_layers_have_adapters_beside_them(model, adapters, quantization):
+    runner = with_adapters(load(model, quantization=quantization, max_adapters=3), adapters)
+    plain = load(model, quantization=quantization)
     (found,) = answers(runner, num_adapter_slots=3)
     base = InProcessEngine(plain).generate([PROMPTS[1]], greedy(LENGTH))[0]
     assert found[1] == base and len({tuple(one) for one in found}) == len(PROMPTS)

@@ -1,17 +1,22 @@
-"""int8 in the whole runner: when it is chosen, and that no answer depends on the batch."""
+"""int8 and int4 in the whole runner: when they are chosen, and that no answer depends on the batch."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from tokenizers import Tokenizer
 
 from quire_server.errors import ConfigError
-from quire_server.layers.int8_linear import Int8Linear, native_kernels
+from quire_server.layers.int4_linear import Int4Linear, make_int4_linear
+from quire_server.layers.int8_linear import Int8Linear, has_native_kernels, native_kernels
 from quire_server.layers.linear import GpuLinear, Linear, LinearFactory
+from quire_server.layers.quantized.awq import AWQ
+from quire_server.layers.quantized.format import WeightFormat
 from quire_server.layers.quantized.gptq import GPTQ
 from quire_server.layers.quantized.ignored_layers import IgnoredLayers
 from quire_server.layers.quantized.linear import Quantization
+from quire_server.layers.quantized.pack_quantized import Packed
 from quire_server.layers.quantized.scaled_8bit import FP8, INT8, Scaled
 from quire_server.runner import loader, quantization
 from tests.server.runner.in_process import InProcessEngine, greedy, load
@@ -43,6 +48,18 @@ def test_with_int8_smollm2_still_knows_the_capital_of_france(smollm2: Path, int8
     assert "Paris" in tokenizer.decode(answer)
 
 
+def test_with_int4_answers_do_not_depend_on_the_batch_and_smollm2_still_knows_the_capital(
+    smollm2: Path,
+) -> None:
+    runner = load(smollm2, quantization="int4", max_model_len=256)
+    tokenizer = Tokenizer.from_file(str(smollm2 / "tokenizer.json"))
+    question = "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
+    prompts = [tokenizer.encode(question).ids, *PROMPTS[:2]]
+    together = InProcessEngine(runner).generate(prompts, greedy(8))
+    assert [InProcessEngine(runner).generate([prompt], greedy(8))[0] for prompt in prompts] == together
+    assert "Paris" in tokenizer.decode(together[0])
+
+
 def test_the_log_names_the_kernels_that_run(monkeypatch: pytest.MonkeyPatch) -> None:
     assert native_kernels() in ("avx512_vnni", "avx2", "none")
     monkeypatch.setattr("quire_server.layers.int8_linear.NATIVE", None)
@@ -58,6 +75,8 @@ def test_the_log_names_the_kernels_that_run(monkeypatch: pytest.MonkeyPatch) -> 
         ("auto", False, "bfloat16", True, "none"),
         ("none", True, "bfloat16", True, "none"),
         ("int8", False, "float32", False, "int8"),
+        ("int4", True, "bfloat16", True, "int4"),
+        ("int4", False, "float32", False, "int4"),
     ],
 )
 def test_int8_is_never_chosen_when_a_dtype_is_named(
@@ -70,7 +89,7 @@ def test_int8_is_never_chosen_when_a_dtype_is_named(
 ) -> None:
     monkeypatch.setattr(quantization, "has_native_kernels", lambda: has_kernels)
     name, factory = quantization.choose(wanted, checkpoint=None, dtype_is_auto=dtype_is_auto, stored=stored)
-    assert (name, factory) == (chosen, {"int8": Int8Linear, "none": Linear}[chosen])
+    assert (name, factory) == (chosen, {"int8": Int8Linear, "int4": make_int4_linear, "none": Linear}[chosen])
 
 
 @pytest.mark.parametrize(
@@ -98,7 +117,7 @@ def test_the_int8_kernels_compute_beside_bfloat16_on_a_cpu_where_torch_is_slow_i
 
 
 def test_an_unknown_quantization_is_refused_by_name() -> None:
-    with pytest.raises(ConfigError, match="'int3' is not supported; supported: auto, none, int8"):
+    with pytest.raises(ConfigError, match="'int3' is not supported; supported: auto, none, int8, int4"):
         quantization.choose("int3", checkpoint=None, dtype_is_auto=True, stored="bfloat16")
 
 
@@ -107,6 +126,62 @@ def test_a_quantised_checkpoint_is_not_rounded_twice() -> None:
     assert quantization.choose("auto", checkpoint=gptq, dtype_is_auto=True, stored="bfloat16")[1] is Linear
     with pytest.raises(ConfigError, match=r"quantised already \(gptq\): drop --quantization int8"):
         quantization.choose("int8", checkpoint=gptq, dtype_is_auto=True, stored="bfloat16")
+
+
+@pytest.mark.parametrize(
+    ("weights", "is_multiplied"),
+    [
+        (GPTQ(128), True),
+        (GPTQ(None), True),
+        (AWQ(32), True),
+        (Packed(4, 64), True),
+        (GPTQ(128, has_act_order=True), False),
+        (Packed(8, 64), False),
+        (Packed(4, 48), False),
+        (Scaled(FP8, (None, None)), False),
+    ],
+    ids=str,
+)
+def test_int4_multiplies_four_bits_that_a_checkpoint_stores_and_rounds_no_other_form_again(
+    weights: WeightFormat, is_multiplied: bool
+) -> None:
+    stored = Quantization("named", weights, IgnoredLayers())
+    arguments: dict[str, Any] = {"checkpoint": stored, "dtype_is_auto": True, "stored": "bfloat16"}
+    assert quantization.choose("auto", **arguments) == ("named", Linear), "int4 is to be asked for"
+    if is_multiplied:
+        assert quantization.choose("int4", **arguments) == ("named, int4", make_int4_linear)
+    else:
+        with pytest.raises(ConfigError, match=r"quantised already \(named\): drop --quantization int4"):
+            quantization.choose("int4", **arguments)
+
+
+@pytest.mark.parametrize(
+    ("prefix", "sizes", "made"),
+    [
+        ("model.layers.0.mlp.gate_proj", (64, 48), Int4Linear),
+        ("lm_head", (64, 48), Int8Linear),
+        ("model.layers.0.mlp.gate", (64, 48), Int8Linear),
+        ("model.layers.0.mlp.down_proj", (72, 48), Int8Linear),
+        ("classifier", (64, 1), Int8Linear),
+    ],
+)
+def test_the_head_routers_and_odd_sizes_stay_int8(
+    prefix: str, sizes: tuple[int, int], made: type[Linear]
+) -> None:
+    in_size, out_size = sizes
+    device = torch.device("cpu")
+    layer = make_int4_linear([prefix], in_size, [out_size], bias=True, dtype=torch.float32, device=device)
+    assert type(layer) is made
+    for target in layer.targets().values():
+        target.copy_(torch.linspace(-1, 1, target.numel()).view(target.shape))
+    x = torch.randn(3, in_size)
+    exact = torch.nn.functional.linear(x, layer.weight, layer.bias)
+    bits = 4 if made is Int4Linear else 8
+    layer.finish()
+    assert (layer(x) - exact).abs().max() < 2.0 ** (3 - bits) * exact.abs().max()
+    stored = sum(tensor.nbytes for tensor in layer.weights()) - 4 * out_size  # the bias
+    if made is Int4Linear and has_native_kernels():
+        assert stored == in_size * out_size * 4.5 / 8 + 4 * out_size
 
 
 @pytest.mark.parametrize("block", [(None, None), (1, None), (128, 128)], ids=["tensor", "channel", "block"])

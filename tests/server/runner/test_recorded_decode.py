@@ -8,6 +8,7 @@ import torch
 
 from quire_server.core.sampling_params import SamplingParams
 from quire_server.core.step import StartedRow, Step
+from quire_server.layers.int4_linear import make_int4_linear
 from quire_server.layers.int8_linear import Int8Linear, has_native_kernels
 from quire_server.models import registry
 from quire_server.models.decoder import Decoder
@@ -83,10 +84,18 @@ def step_of(lengths: list[int], counts: list[int], samples: list[int]) -> tuple[
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("family", RECORDED)
-def test_logits_and_cache_are_those_of_the_layers_one_by_one(family: str, dtype: torch.dtype) -> None:
-    model = model_of(family, RECORDED[family], dtype)
+@pytest.mark.parametrize(
+    ("family", "dtype", "linear"),
+    [
+        *((family, dtype, Int8Linear) for family in RECORDED for dtype in (torch.float32, torch.bfloat16)),
+        ("Llama", torch.float32, make_int4_linear),
+        ("Qwen2", torch.bfloat16, make_int4_linear),
+    ],
+)
+def test_logits_and_cache_are_those_of_the_layers_one_by_one(
+    family: str, dtype: torch.dtype, linear: Any
+) -> None:
+    model = model_of(family, RECORDED[family], dtype, linear)
     mine = caches_of(model, dtype)
     static = RecordedDecode.of(model, mine, MAX_ROWS, MAX_LEN // BLOCK)
     assert (static is not None) == has_native_kernels()

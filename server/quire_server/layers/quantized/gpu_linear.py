@@ -5,8 +5,7 @@ fewer bytes to read per token.
 row, as the checkpoint's author specified.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -15,21 +14,13 @@ from quire_kernels import W4Weight, fp8_linear, fp8_product, w4a16, w8a8
 from quire_kernels.quantization.fp8_linear import ALIGNED as FP8_ALIGNED
 from quire_kernels.quantization.w4a16_packing import GROUPS
 from quire_kernels.quantization.w8a8 import ALIGNED as INT8_ALIGNED
-from quire_server.errors import ModelCorruptError
 from quire_server.layers.linear import Fp8Forward
 from quire_server.layers.quantized.awq import AWQ
-from quire_server.layers.quantized.format import REMEDY, WeightFormat
+from quire_server.layers.quantized.format import WeightFormat
 from quire_server.layers.quantized.gptq import GPTQ
 from quire_server.layers.quantized.pack_quantized import Packed
 from quire_server.layers.quantized.scaled_8bit import FP8, Scaled
-
-
-class Product(NamedTuple):
-    """The function (inputs, bias) -> outputs, and the tensors that it reads."""
-
-    of: Callable[[Tensor, Tensor | None], Tensor]
-    weights: tuple[Tensor, ...]
-    forward_fp8: Callable[[Tensor, Tensor, Tensor | None], Tensor] | None = None
+from quire_server.layers.quantized.stored_linear import Product, StoredLinear, four_bit_parts
 
 
 def can_multiply(weights: WeightFormat, in_size: int, out_sizes: Sequence[int], dtype: torch.dtype) -> bool:
@@ -49,10 +40,8 @@ def can_multiply(weights: WeightFormat, in_size: int, out_sizes: Sequence[int], 
     return (weights.group_size or in_size) % GROUPS[-1] == 0
 
 
-class QuantizedGpuLinear:
+class QuantizedGpuLinear(StoredLinear):
     """A LinearLayer whose parts are all stored in one format that ``can_multiply``."""
-
-    _product: Product | None = None
 
     def __init__(
         self,
@@ -65,15 +54,7 @@ class QuantizedGpuLinear:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        self._weights, self._prefixes, self._out_sizes = weights, list(prefixes), list(out_sizes)
-        self._stored = {
-            prefix: {
-                suffix: torch.empty(spec.shape, dtype=spec.dtype, device=device)
-                for suffix, spec in weights.tensors(prefix, in_size, size).items()
-            }
-            for prefix, size in zip(prefixes, out_sizes, strict=True)
-        }
-        self._bias = torch.empty(sum(out_sizes), dtype=dtype, device=device) if bias else None
+        super().__init__(weights, prefixes, in_size, out_sizes, bias=bias, dtype=dtype, device=device)
         is_fp8 = isinstance(weights, Scaled) and weights.dtype == FP8
         self.forward_fp8: Fp8Forward | None = self._forward_fp8 if is_fp8 else None
 
@@ -81,43 +62,8 @@ class QuantizedGpuLinear:
         assert self._product is not None and self._product.forward_fp8 is not None, "finish() comes first"
         return self._product.forward_fp8(values, scales, self._bias)
 
-    def __call__(self, x: Tensor) -> Tensor:
-        assert self._product is not None, "finish() comes before the first call"
-        return self._product.of(x, self._bias)
-
-    def targets(self) -> dict[str, Tensor]:
-        """The tensors in the checkpoint's own shapes and types."""
-        named = {
-            f"{prefix}.{suffix}": tensor
-            for prefix, tensors in self._stored.items()
-            for suffix, tensor in tensors.items()
-        }
-        if self._bias is not None:
-            parts = self._bias.split(self._out_sizes)
-            named |= {f"{prefix}.bias": part for prefix, part in zip(self._prefixes, parts, strict=True)}
-        return named
-
-    def finish(self) -> None:
-        """Convert to the kernel's form, and free what was read."""
-        for prefix, tensors in self._stored.items():
-            for suffix, tensor in tensors.items():
-                if tensor.is_floating_point() and not bool(tensor.float().isfinite().all()):
-                    raise ModelCorruptError(
-                        f"{prefix}.{suffix} holds values that are not finite numbers. {REMEDY}"
-                    )
-        self._product = (
-            _one_byte(self._weights, self._stored)
-            if isinstance(self._weights, Scaled)
-            else _four_bits(self._weights, self._stored)
-        )
-        self._stored = {}
-
-    def weights(self) -> Sequence[Tensor]:
-        """In the kernel's form, once it exists."""
-        bias = () if self._bias is None else (self._bias,)
-        if self._product is not None:
-            return *self._product.weights, *bias
-        return *(tensor for tensors in self._stored.values() for tensor in tensors.values()), *bias
+    def _convert(self, weights: WeightFormat, stored: Mapping[str, Mapping[str, Tensor]]) -> Product:
+        return _one_byte(weights, stored) if isinstance(weights, Scaled) else _four_bits(weights, stored)
 
 
 def _one_byte(weights: Scaled, stored: Mapping[str, Mapping[str, Tensor]]) -> Product:
@@ -139,13 +85,7 @@ def _one_byte(weights: Scaled, stored: Mapping[str, Mapping[str, Tensor]]) -> Pr
 
 def _four_bits(weights: WeightFormat, stored: Mapping[str, Mapping[str, Tensor]]) -> Product:
     """One matrix, unless the parts have different orders of inputs."""
-    assert isinstance(weights, AWQ | GPTQ | Packed)
-    parts = []
-    for prefix, tensors in stored.items():
-        try:
-            parts.append(_narrowed(weights.four_bits(prefix, tensors)))
-        except ValueError as error:
-            raise ModelCorruptError(f"{prefix}: {error}. {REMEDY}") from None
+    parts = [_narrowed(part) for part in four_bit_parts(weights, stored)]
     if all(part.order is None for part in parts):
         merged = W4Weight(
             torch.cat([part.packed for part in parts], 1),

@@ -12,11 +12,13 @@ import torch
 from torch import Tensor
 
 from quire_server.errors import ModelCorruptError
+from quire_server.layers.int4_linear import ALIGNED, make_int4_linear
 from quire_server.layers.int8_linear import Int8Linear
-from quire_server.layers.linear import GpuLinear, LinearFactory, LinearLayer
+from quire_server.layers.linear import GpuLinear, Linear, LinearFactory, LinearLayer
 from quire_server.layers.quantized.format import REMEDY, WeightFormat
 from quire_server.layers.quantized.gpu_linear import QuantizedGpuLinear, can_multiply
 from quire_server.layers.quantized.ignored_layers import IgnoredLayers
+from quire_server.layers.quantized.int4 import StoredInt4, is_int4
 from quire_server.layers.quantized.int8 import StoredInt8
 from quire_server.layers.quantized.scaled_8bit import FP8, Scaled
 
@@ -39,6 +41,11 @@ class Quantization:
     def is_w8a8(self) -> bool:
         """Whether int8 kernels can multiply the stored numbers without dequantising."""
         return isinstance(self.weights, Scaled) and self.weights.is_w8a8
+
+    @property
+    def is_int4(self) -> bool:
+        """Whether int4 kernels can."""
+        return is_int4(self.weights)
 
 
 class _Dequantized:
@@ -128,8 +135,12 @@ def factory(quantization: Quantization, dense: LinearFactory) -> LinearFactory:
     """A factory of layers that read the checkpoint's format.
 
     Ignored layers and shared weights are made by ``dense``. If that is int8, int8 matrices of the checkpoint
-    are not dequantised; if it is a GPU's, formats that the GPU has kernels for are not.
+    are not dequantised; if it is a GPU's, formats that the GPU has kernels for are not. If it is int4, 4-bit
+    matrices are not, what the checkpoint keeps dense is int8, and nothing is rounded twice.
     """
+    has_int4 = dense is make_int4_linear
+    if has_int4:
+        dense = Int8Linear
 
     def make(
         prefixes: Sequence[str],
@@ -150,11 +161,13 @@ def factory(quantization: Quantization, dense: LinearFactory) -> LinearFactory:
             return StoredInt8(prefixes, in_size, out_sizes, bias=bias, dtype=dtype, device=device)
         is_whole = len(formats) == len(prefixes)
         stored = quantization.weights
+        if has_int4 and is_whole and in_size % ALIGNED[0] == 0:
+            return StoredInt4(stored, prefixes, in_size, out_sizes, bias=bias, device=device)
         if dense is GpuLinear and is_whole and can_multiply(stored, in_size, out_sizes, dtype):
             return QuantizedGpuLinear(
                 stored, prefixes, in_size, out_sizes, bias=bias, dtype=dtype, device=device
             )
-        maker = _DenseMaker(dense, prefixes, in_size, out_sizes, bias, dtype, device)
+        maker = _DenseMaker(Linear if has_int4 else dense, prefixes, in_size, out_sizes, bias, dtype, device)
         return _Dequantized(formats, dict(zip(prefixes, out_sizes, strict=True)), in_size, maker)
 
     return make

@@ -35,8 +35,11 @@ def arithmetic(options: RunnerConfig, capability: int) -> RunnerConfig:
             f"--kv-cache-dtype fp8 needs a GPU of compute capability 8.9 or more, and this one has "
             f"{capability // 10}.{capability % 10}: use int8, which takes as little memory."
         )
-    if options.quantization == "int8":
-        raise ConfigError("--quantization int8 is the CPU's arithmetic: use none or auto with --device cuda.")
+    if options.quantization in ("int8", "int4"):
+        raise ConfigError(
+            f"--quantization {options.quantization} is the CPU's arithmetic: use none or auto with "
+            "--device cuda."
+        )
     return dataclasses.replace(options, quantization="none")
 
 

@@ -253,6 +253,7 @@ def test_an_fp8_checkpoint_is_refused_on_a_gpu_without_fp8(tmp_path: Path) -> No
     ("options", "message"),
     [
         ({"quantization": "int8"}, "int8 is the CPU's arithmetic"),
+        ({"quantization": "int4"}, "int4 is the CPU's arithmetic"),
         ({"max_model_len": 257}, "256 positions"),
     ],
 )

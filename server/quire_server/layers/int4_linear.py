@@ -1,0 +1,60 @@
+"""Linear layers that are loaded dense and rounded to int4, for CPUs (a ``LinearFactory``, see
+``runner.quantization``).
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from quire_kernels import Int4Weight, int4_linear, quantise_int4
+from quire_server.layers.int8_linear import Int8Linear
+from quire_server.layers.linear import Linear, LinearLayer
+
+#: What the kernel computes at once: inputs, outputs.
+ALIGNED = (32, 16)
+
+
+class Int4Linear(Linear):
+    """y = x W^T + b. W has one scale for each 32 numbers of a row; x is quantised to int8 on the fly, with as
+    many.
+    """
+
+    _quantised: Int4Weight | None = None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        assert self._quantised is not None, "finish() comes before the first call"
+        return int4_linear(x, self._quantised, self.bias)
+
+    def finish(self) -> None:
+        """Quantise, and free the dense matrix."""
+        self._quantised = quantise_int4(self.weight)
+        self.weight = torch.empty(0)
+        self.bias = None if self.bias is None else self.bias.float()
+
+    def weights(self) -> Sequence[Tensor]:
+        """The packed tensors, once they exist."""
+        if self._quantised is None:
+            return super().weights()
+        bias = () if self.bias is None else (self.bias,)
+        return (*self._quantised.tensors, *bias)
+
+
+def make_int4_linear(
+    prefixes: Sequence[str],
+    in_size: int,
+    out_sizes: Sequence[int],
+    *,
+    bias: bool,
+    dtype: torch.dtype,
+    device: torch.device,
+    weight: Tensor | None = None,
+) -> LinearLayer:
+    """A LinearFactory. The head and routers are int8, in which small differences decide, and matrices whose
+    sizes are no multiples of what the kernel computes at once.
+    """
+    inputs, outputs = ALIGNED
+    is_aligned = in_size % inputs == 0 and sum(out_sizes) % outputs == 0
+    is_kept = any(prefix.rpartition(".")[2] in ("lm_head", "gate") for prefix in prefixes)
+    made = Int4Linear if is_aligned and not is_kept else Int8Linear
+    return made(prefixes, in_size, out_sizes, bias=bias, dtype=dtype, device=device, weight=weight)
