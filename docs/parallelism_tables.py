@@ -70,8 +70,9 @@ ranks ([several GPUs](gpu.md#several-gpus); *not measured*: none of it has run o
 refuses less than half a CPU for each rank of a pod in `resources.cpu`. Give each a whole one where you can:
 in every layer all of them wait for the slowest.
 
-Every other feature works with any number of ranks ([what works together](matrix.md)). Each rank moves its
-own heads of a KV block to host memory, to disk and back, and has its part of each
+Every other feature of a model that generates text works with any number of ranks
+([what works together](matrix.md)); one that [embeds texts](embeddings.md) runs on one rank. Each rank moves
+its own heads of a KV block to host memory, to disk and back, and has its part of each
 [LoRA adapter](adapters.md#what-works-together). A draft model is not divided: rank 0 has all of it
 and drafts while the others wait, so take one that is small beside the model's part on a rank.
 

@@ -195,7 +195,10 @@ WORKS: tuple[tuple[tuple[str, str], tuple[str, ...]], ...] = (
         for mode in (_RECOMPUTED, _SWAPPED)
     ),
     (_CACHES_OF_RANKS, ("several ranks", "FP8 or int8 KV cache", "host tier", _SWAPPED)),
-    (_REQUESTS_OF_RANKS, ("several ranks", "priorities", _DRAFT_MODEL)),
+    *(
+        (_REQUESTS_OF_RANKS, ("several ranks", "priorities", _DRAFT_MODEL, *more))
+        for more in (("pinned prefixes",), ("calls of tools", "grammar"), ("budget of thoughts",))
+    ),
     (_FORMATS_OF_RANKS, ("several ranks", "quantised checkpoint")),
     (_INT8_OF_RANKS, ("several ranks", "int8 arithmetic")),
     (_INT4_OF_RANKS, ("several ranks", "int4 arithmetic", "quantised checkpoint")),
