@@ -356,7 +356,7 @@ def inspect_file(files: ModelFiles, name: str) -> Shard:
     for begin, end, tensor in spans:
         if begin != position:
             raise ModelCorruptError(
-                f"{name}: tensor {tensor.name} does not follow the one before it. {_REMEDY}"
+                f"{name}: tensor {tensor.name[:100]!r} does not follow the one before it. {_REMEDY}"
             )
         position = end
     if 8 + length + position != size:

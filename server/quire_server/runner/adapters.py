@@ -24,6 +24,8 @@ from quire_server.text.fair_executor import FairExecutor
 
 logger = logging.getLogger(__name__)
 
+_MAX_REASON = 1000  # characters
+
 _HOST_SHARE = 4  # a quarter of the host's memory beside the model is for adapters
 
 
@@ -50,10 +52,12 @@ def divided(whole: Mapping[str, Matrix], parts: Mapping[str, Slice], model: Deco
 
 def reason_of(error: BaseException, directory: str) -> str:
     """Why an adapter is not loaded, as its state says; what was not foreseen goes to the log. A file of a
-    user must not end the engine, whatever is wrong with it.
+    user must not end the engine, whatever is wrong with it: what is said of it has a bound, since it goes
+    into messages that have one.
     """
     if isinstance(error, QuireServerError):
-        return str(error)
+        text = str(error)
+        return text if len(text) <= _MAX_REASON else f"{text[:_MAX_REASON]}..."
     logger.error("an adapter is not read", exc_info=error, extra={"directory": directory})
     return f"It could not be read ({type(error).__name__}): see the server's log."
 

@@ -24,6 +24,10 @@ def _entry(**changes: object) -> Callable[[dict[str, Any]], None]:
     return lambda entries: entries[DOWN].update(changes)
 
 
+def _renamed(**changes: object) -> Callable[[dict[str, Any]], None]:
+    return lambda entries: entries.update({"x" * (2 << 20): {**entries.pop(DOWN), **changes}})
+
+
 HEADERS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "a tensor is missing": (lambda e: e.pop(DOWN), "cut short"),
     "a tensor has another name": (lambda e: e.update({"evil": e.pop(DOWN)}), "evil.*config.json"),
@@ -42,6 +46,10 @@ HEADERS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "an unknown dtype": (_entry(dtype="F8_E5M2"), "F8_E5M2.*supported"),
     "integers for floats": (_entry(dtype="I32"), f"{DOWN}.*int32.*asks for a float type"),
     "a dtype of another type": (_entry(dtype=["F32"]), f"{DOWN}.*(supported|bad)"),
+    "a name of megabytes, of a bad entry": (lambda e: e.update({"x" * (2 << 20): 7}), "^.{0,300}$"),
+    "a name of megabytes, out of order": (_renamed(data_offsets=[4, 1540]), "^.{0,300}$"),
+    "a name of megabytes, of another size": (_renamed(shape=[1]), "^.{0,300}$"),
+    "a name of megabytes, of no tensor of the model": (_renamed(), "^.{0,400}$"),
 }
 
 

@@ -11,7 +11,7 @@ import torch
 from e2e import models
 from quire_server.core.config import PreemptionMode, SpeculationConfig, SpeculativeMethod
 from quire_server.core.request import Request
-from quire_server.errors import QuireServerError
+from quire_server.errors import ModelCorruptError, QuireServerError
 from quire_server.models import adapter_file, weights
 from quire_server.models.adapter_file import HostRoom
 from quire_server.runner import kv_cache
@@ -154,6 +154,21 @@ def test_ranks_and_stages_answer_with_adapters_as_one_rank(model, adapters, expe
     del own
     ranks.runner.adapters.exchange()
     assert held(ranks) == [([], 0)]
+
+
+def test_what_is_said_of_an_adapter_has_a_bound_and_ends_no_rank(adapters, ranks, monkeypatch):
+    """A file of a user may have names of megabytes, and errors of libraries quote what they were given."""
+    theirs = ranks.followers[0]._adapters._own
+
+    def refuse(directory):
+        raise ModelCorruptError("x" * (2 << 20))
+
+    with monkeypatch.context() as changed:
+        changed.setattr(theirs, "read", refuse)
+        with pytest.raises(QuireServerError, match=r"^Rank 1: x{1000}\.\.\.$"):
+            read_by_all(ranks, 21, adapters[1])
+    read_by_all(ranks, 22, adapters[1])
+    ranks.runner.adapters.exchange()
 
 
 def test_what_one_rank_cannot_read_is_loaded_by_none(adapters, ranks, monkeypatch):
