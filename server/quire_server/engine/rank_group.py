@@ -314,7 +314,15 @@ def _listening(settings: ServeConfig, run_dir: Path, backlog: int) -> Iterator[s
     """Where the other ranks connect: within one node at a socket of the run directory."""
     if settings.nodes > 1:
         key = partial(rank_auth.key_of, settings.peer_key_dir)
-        with closing(RankListener(settings.pod_address or "", rank_endpoint.PORT, key)) as listener:
+        try:
+            opened = RankListener(settings.pod_address or "", rank_endpoint.PORT, key)
+        except OSError as error:
+            raise ConfigError(
+                f"The other nodes cannot connect to --pod-address {settings.pod_address}, port "
+                f"{rank_endpoint.PORT}, which cannot be listened on: {error.strerror}. Give an address of "
+                "this node, on which the port is free."
+            ) from error
+        with closing(opened) as listener:
             yield listener
     else:
         local = rank_channel.listen(run_dir, backlog)

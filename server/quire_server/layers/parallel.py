@@ -177,7 +177,13 @@ class Meeting:
         )
         if self.leader:
             return tcp_store(self.leader, is_master=False)
-        listener = socket.create_server((self.address, STORE_PORT))
+        try:
+            listener = socket.create_server((self.address, STORE_PORT))
+        except OSError as error:
+            raise ConfigError(
+                f"Ranks of other nodes find each other at {self.address}, port {STORE_PORT}, which cannot be "
+                f"listened on: {error.strerror}. Free the port."
+            ) from error
         return tcp_store(self.address, is_master=True, master_listen_fd=listener.detach())
 
     def nccl_environ(self) -> dict[str, str]:

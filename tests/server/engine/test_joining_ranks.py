@@ -31,7 +31,7 @@ from quire_server.engine.rank_group import RankGroup
 from quire_server.engine.step_codec import StepDecoder, encode_echo
 from quire_server.errors import ConfigError, MixedRevisionError, RankLostError
 from quire_server.fault_injection import parse
-from quire_server.layers import communicators
+from quire_server.layers import communicators, parallel
 from quire_server.layers.ops import record
 from quire_server.layers.parallel import CollectiveError, Gloo, Meeting, SingleRank, Stages
 from quire_server.layers.shared_memory import SharedMemory
@@ -351,3 +351,17 @@ def test_ranks_of_another_model_revision_or_setting_have_another_identity(settin
     changed = replace(settings, model=other)
     assert rank_group.identity(changed, {}).differences(own) == ("revision", "model", "arguments")
     assert rank_group.identity(settings, {"QUIRE_REVISION": "r1"}) == own
+
+
+def test_an_address_at_which_no_other_node_can_connect_is_named_with_the_remedy(tmp_path, monkeypatch):
+    """192.0.2.1 is of no machine."""
+    settings = ServeConfig(tmp_path, tensor_parallel_size=2, nodes=2, pod_address="192.0.2.1")
+    with (
+        pytest.raises(ConfigError, match=r"--pod-address 192\.0\.2\.1, port 7600, .* Give an address of"),
+        rank_group._listening(settings, tmp_path, 2),
+    ):
+        raise AssertionError("it listens")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        monkeypatch.setattr(parallel, "STORE_PORT", taken.getsockname()[1])
+        with pytest.raises(ConfigError, match=r"at 127\.0\.0\.1, port \d+, .* Free the port"):
+            Meeting(tmp_path, "127.0.0.1").store("all", 2)
