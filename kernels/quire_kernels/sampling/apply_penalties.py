@@ -26,8 +26,8 @@ def apply_penalties(
     """Logits f32 [B, V] with penalties applied; ``out`` may be ``logits``.
 
     The context of position i is ``tokens[rows[i], : lengths[i]]``, of which the first ``prompt_lengths[i]``
-    are the prompt; tokens i64 [R, L], the others i64 [B]. For tokens in the context, a positive logit is
-    divided by ``repetition`` f32 [B] and any other is multiplied by it (Keskar et al. 2019,
+    are the prompt; tokens i32 or i64 [R, L], the others i64 [B]. For tokens in the context, a positive logit
+    is divided by ``repetition`` f32 [B] and any other is multiplied by it (Keskar et al. 2019,
     arXiv:1909.05858). From tokens that occur n > 0 times after the prompt, presence + n * frequency is then
     subtracted, both f64 [B], their sum rounded once. 1, 0 and 0 switch them off. Ids outside of the
     vocabulary are ignored.

@@ -106,7 +106,7 @@ LAUNCH_CONFIGS = (
         "penalties, counted",
         count_kernel,
         {
-            "tokens_ptr": "*i64", "rows_ptr": "*i64", "prompt_lengths_ptr": "*i64", "lengths_ptr": "*i64",
+            "tokens_ptr": "*i32", "rows_ptr": "*i64", "prompt_lengths_ptr": "*i64", "lengths_ptr": "*i64",
             "counts_ptr": "*i32", "width": "i32", "tokens_stride": "i32", **_PARAMETERS, **_STRIDES,
         },
         {"BLOCK": _BLOCK},

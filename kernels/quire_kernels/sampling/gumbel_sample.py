@@ -26,8 +26,8 @@ def gumbel_sample(
 ) -> Tensor:
     """Token ids i64 [B] drawn from softmax(logits / temperature), logits f32 [B, V].
 
-    ``temperature`` f32 [B] must be positive (a greedy row needs no noise); ``seeds`` and ``positions`` i64
-    [B]. Tokens whose logits / temperature lie below ``threshold`` f32 [B] are never drawn.
+    ``temperature`` f32 [B]: a row of 0 takes its first largest logit; ``seeds`` and ``positions`` i64 [B].
+    Tokens whose logits / temperature lie below ``threshold`` f32 [B] are never drawn.
     """
     if logits.is_cuda:
         return gumbel_sample_triton(logits, temperature, seeds, positions, threshold=threshold, out=out)
@@ -39,10 +39,12 @@ def gumbel_sample_reference(
     logits: Tensor, temperature: Tensor, seeds: Tensor, positions: Tensor, threshold: Tensor | None = None
 ) -> Tensor:
     """The definition: every device gives these token ids."""
-    scaled = logits / temperature[:, None]
+    is_drawn = temperature > 0
+    scaled = logits / temperature.where(is_drawn, 1.0)[:, None]
     if threshold is not None:
         scaled = scaled.masked_fill(scaled < threshold[:, None], float("-inf"))
-    return (scaled + gumbel_noise(seeds, positions, logits.shape[1])).argmax(dim=-1)
+    noise = gumbel_noise(seeds, positions, logits.shape[1])
+    return (scaled + noise.where(is_drawn[:, None], 0.0)).argmax(dim=-1)
 
 
 def gumbel_noise(seeds: Tensor, positions: Tensor, num_tokens: int) -> Tensor:

@@ -65,19 +65,14 @@ def draw_tokens(
     seeds: Tensor,
     positions: Tensor,
     *,
-    top: tuple[Tensor, Tensor] | None,
-    min_p: Tensor | None,
+    top: tuple[Tensor, Tensor],
+    min_p: Tensor,
 ) -> Tensor:
-    """Sample i64 [S] from logits f32 [S, V] at a ``temperature`` f32 [S] above 0, on any device; ``top``: k
-    i64 [S], p f32 [S].
+    """Sample i64 [S] from logits f32 [S, V], on any device; ``temperature`` f32 [S], 0 takes the first of the
+    largest; ``top``: k i64 [S], p f32 [S].
     """
-    threshold = None
-    if top is not None:
-        top_k, top_p = top
-        scaled = logits / temperature[:, None]
-        threshold = topk_topp_threshold(scaled, top_k.clamp(max=logits.shape[1]), top_p)
-    if min_p is not None:
-        # p >= min_p * p_max in terms of logits; top-k and top-p do not change the ratio.
-        floor = logits.amax(dim=-1) / temperature + min_p.log()
-        threshold = floor if threshold is None else torch.maximum(threshold, floor)
+    top_k, top_p = top
+    threshold = topk_topp_threshold(
+        logits, top_k.clamp(max=logits.shape[1]), top_p, temperature=temperature, min_p=min_p
+    )
     return gumbel_sample(logits, temperature, seeds, positions, threshold=threshold)

@@ -9,15 +9,33 @@ if torch.cuda.is_available():
 _CANDIDATES = 1024  # enough for almost every nucleus; flatter distributions are sorted as a whole
 
 
-def topk_topp_threshold(scaled: Tensor, top_k: Tensor, top_p: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """Thresholds f32 [B]: keep tokens with scaled >= threshold. scaled = logits / temperature, f32 [B, V].
+def topk_topp_threshold(
+    logits: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    *,
+    temperature: Tensor | None = None,
+    min_p: Tensor | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Thresholds f32 [B]: keep tokens with logits / temperature >= threshold; logits f32 [B, V].
 
     ``top_k`` i64 [B], 0 = off; ``top_p`` f32 [B], 1 = off. Top-p applies to the probability mass that top-k
     leaves. Ties at the threshold are all kept, so the result does not depend on a sorting order.
+    ``temperature`` f32 [B]: 1 if None; a row of 0 takes its largest logit, and keeps all. ``min_p`` f32 [B],
+    0 = off: also excludes tokens less probable than min_p times the most likely one.
     """
-    if scaled.is_cuda:
-        return topk_topp_threshold_triton(scaled, top_k, top_p, out=out)
+    if logits.is_cuda:
+        return topk_topp_threshold_triton(logits, top_k, top_p, temperature=temperature, min_p=min_p, out=out)
+    scaled, is_drawn = logits, None
+    if temperature is not None:
+        is_drawn = temperature > 0
+        scaled = logits / temperature.where(is_drawn, 1.0)[:, None]
     thresholds = _on_cpu(scaled, top_k, top_p)
+    if min_p is not None:  # p >= min_p * p_max in terms of logits; top-k and top-p do not change the ratio
+        thresholds = torch.maximum(thresholds, scaled.amax(dim=-1) + min_p.log())
+    if is_drawn is not None:
+        thresholds = thresholds.where(is_drawn, float("-inf"))
     return thresholds if out is None else out.copy_(thresholds)
 
 

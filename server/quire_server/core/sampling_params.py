@@ -157,6 +157,11 @@ class SamplingParams:
         edited = self.logit_bias or self.allowed_token_ids or self.bad_words
         return self.watermark or self.thinking is not None or bool(edited)
 
+    @property
+    def edits_by_answer(self) -> bool:
+        """Whether these changes depend on the tokens of the answer."""
+        return self.watermark or self.thinking is not None or bool(self.bad_words)
+
 
 @dataclass(frozen=True, slots=True)
 class Declaration:

@@ -173,7 +173,7 @@ def effective(config: ServeConfig, runner: ModelRunner | PoolingRunner) -> Effec
     else:
         stored, longest = runner.model_config.dtype, runner.model_config.max_position
     is_inexact = {
-        "dtype": config.dtype == "auto" and (stored, runner.dtype) == ("float16", "bfloat16"),
+        "dtype": config.dtype == "auto" and stored != runner.dtype == "bfloat16",
         "quantization": config.quantization == "auto" and runner.quantization == "int8",
     }
     return EffectiveConfig(

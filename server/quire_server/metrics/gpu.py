@@ -28,11 +28,13 @@ _ABSENT = " No series: no NVIDIA GPU, or NVML does not answer."
 
 @dataclass(frozen=True)
 class GpuSample:
-    """One GPU at one moment: bytes of memory by kind (used, free, total), and busy time as a share."""
+    """One GPU at one moment: bytes of memory by kind (used, free, total), and busy time as a share. What NVML
+    does not report is missing: a MIG slice has no utilisation.
+    """
 
     gpu_id: str
     memory: Mapping[str, int]
-    utilization: float
+    utilization: float | None
 
 
 class GpuCollector(Collector):
@@ -73,7 +75,8 @@ class GpuCollector(Collector):
             labels=[*self._ours, "gpu_id"],
         )
         for sample in samples:
-            busy.add_metric([*self._ours.values(), sample.gpu_id], sample.utilization)
+            if sample.utilization is not None:
+                busy.add_metric([*self._ours.values(), sample.gpu_id], sample.utilization)
             for kind, value in sample.memory.items():
                 memory.add_metric([sample.gpu_id, kind], value)
         for kind, value in self._engine_memory.items():
@@ -98,8 +101,18 @@ def read() -> tuple[GpuSample, ...]:
     found: list[GpuSample] = []
     for index in range(pynvml.nvmlDeviceGetCount()):
         device = pynvml.nvmlDeviceGetHandleByIndex(index)
-        memory = pynvml.nvmlDeviceGetMemoryInfo(device)
-        busy = pynvml.nvmlDeviceGetUtilizationRates(device).gpu / 100
-        kinds = {"used": int(memory.used), "free": int(memory.free), "total": int(memory.total)}
-        found.append(GpuSample(str(index), kinds, busy))
+        found.append(GpuSample(str(index), _memory(device), _utilization(device)))
     return tuple(found)
+
+
+def _memory(device: object) -> dict[str, int]:
+    with contextlib.suppress(pynvml.NVMLError):
+        memory = pynvml.nvmlDeviceGetMemoryInfo(device)
+        return {"used": int(memory.used), "free": int(memory.free), "total": int(memory.total)}
+    return {}
+
+
+def _utilization(device: object) -> float | None:
+    with contextlib.suppress(pynvml.NVMLError):
+        return float(pynvml.nvmlDeviceGetUtilizationRates(device).gpu) / 100
+    return None

@@ -23,12 +23,12 @@ from quire_server.core.step import Step
 from quire_server.models.decoder import Decoder
 from quire_server.runner import batch_builder, oom_retry
 from quire_server.runner.batch_builder import StepLayout
-from quire_server.runner.gpu.executor import GpuExecutor
+from quire_server.runner.gpu.executor import ForwardOutput, GpuExecutor
 from quire_server.runner.input_batch import InputBatch
 from quire_server.runner.recorded_decode import RecordedDecode
 
-#: (logits [S, V], rows [S], context lengths [S]) -> token ids, which it also writes to the input batch.
-SampleFn = Callable[[Tensor, NDArray[np.int64], NDArray[np.int64]], NDArray[np.int64]]
+#: (output of a pass, rows [S], context lengths [S]) -> token ids, which it also writes to the input batch.
+SampleFn = Callable[[ForwardOutput, NDArray[np.int64], NDArray[np.int64]], NDArray[np.int64]]
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ class DraftModel:
         device: GpuExecutor | None = None,
     ) -> None:
         """``vocab_size`` is the model's; ``step_tokens``: most tokens of context that one step computes;
-        ``device``: the draft model's executor on a GPU. Drafts are sampled on the host in either case.
+        ``device``: the draft model's executor on a GPU.
         """
         self._device = device
         self._model = model
@@ -164,22 +164,25 @@ class DraftModel:
         rows, starts, counts, is_sampled = zip(*chunks, strict=True)
         step = Step(0, (), (), rows, starts, counts, tuple(map(int, is_sampled)))
         layout = StepLayout.of(step)
-        logits = self._forward(step, layout).float()
+        computed = self._forward(step, layout)
         if not layout.sampled_rows.size:
             return []
         # The two models may pad one vocabulary to different sizes.
-        padding = self._vocab_size - logits.shape[1]
-        logits = functional.pad(logits, (0, padding), value=float("-inf")) if padding else logits
+        logits = computed.logits
+        if padding := self._vocab_size - logits.shape[1]:
+            computed = computed._replace(logits=functional.pad(logits, (0, padding), value=float("-inf")))
         gained: list[int] = layout.sampled_rows.tolist()
-        tokens = sample(logits, layout.sampled_rows, layout.sampled_lengths)
+        tokens = sample(computed, layout.sampled_rows, layout.sampled_lengths)
         for row, token in zip(gained, tokens.tolist(), strict=True):
             drafts[row].append(token)
         return gained
 
-    def _forward(self, step: Step, layout: StepLayout) -> Tensor:
+    def _forward(self, step: Step, layout: StepLayout) -> ForwardOutput:
         if self._device is not None:
-            graph = self._device.graph_for(step, layout)
-            return self._device.compute(step, layout, graph).logits.cpu()
+            return self._device.compute(step, layout, self._device.graph_for(step, layout))
+        return ForwardOutput(self._logits_on_host(step, layout).float(), None, {})
+
+    def _logits_on_host(self, step: Step, layout: StepLayout) -> Tensor:
         if self._recorded_decode is not None and self._recorded_decode.takes(step):
             return self._recorded_decode(layout, self._input_batch)
         config = self._model.config

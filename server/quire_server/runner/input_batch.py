@@ -68,6 +68,7 @@ class InputBatch:
         self.adjusts = np.zeros(num_rows, bool)  # any logits processor applies to the row
         self.penalises = np.zeros(num_rows, bool)  # one of them is a penalty, which depends on the context
         self.edits = np.zeros(num_rows, bool)  # one of them is not a penalty
+        self.follows = np.zeros(num_rows, bool)  # and depends on the tokens of the answer
         self.num_prompt = np.zeros(num_rows, np.int64)
         self.min_total = np.zeros(num_rows, np.int64)  # context length below which stop tokens are banned
         self.num_logprobs = np.full(num_rows, -1, np.int64)  # -1: not requested
@@ -162,6 +163,7 @@ class InputBatch:
             column[row] = getattr(sampling, name)
         self.adjusts[row] = sampling.adjusts_logits
         self.penalises[row], self.edits[row] = sampling.penalises, sampling.edits_logits
+        self.follows[row] = sampling.edits_by_answer
         self.has_grammar[row] = sampling.grammar is not None
         # With a grammar ``structured_outputs`` applies min_tokens: a complete output ends, however short.
         min_tokens = 0 if sampling.grammar is not None else sampling.min_tokens

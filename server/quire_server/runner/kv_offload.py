@@ -158,14 +158,17 @@ class OffloadWorker:
         kv_caches: Sequence[Tensor],
         num_host_slots: int,
         disk: DiskTier | None,
-        staging: Tensor | None = None,
+        memory: Tensor | None = None,
+        *,
+        has_sums: bool = True,
     ) -> None:
-        """``kv_caches``: one [2, num_blocks, kv_heads, block_size, head_size] per layer. ``staging``: u8,
-        this rank's part of the memory that transfers read and write.
+        """``kv_caches``: one [2, num_blocks, kv_heads, block_size, head_size] per layer. ``memory``: u8 for
+        the blocks on the host, such as this rank's part of what transfers read and write; those have no
+        checksums here.
         """
         self._kv_caches = kv_caches
-        self._has_sums = staging is None
-        self._host = host_pool(kv_caches, num_host_slots, staging)
+        self._has_sums = has_sums
+        self._host = host_pool(kv_caches, num_host_slots, memory)
         self._bytes = self._host.view(torch.uint8).view(num_host_slots, -1).numpy()
         self._host_sums = np.zeros(num_host_slots, np.int64)
         self._disk = disk

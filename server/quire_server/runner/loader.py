@@ -21,6 +21,7 @@ from quire_server.errors import ConfigError
 from quire_server.layers.int8_linear import has_native_kernels, native_kernels
 from quire_server.layers.linear import Linear, LinearFactory
 from quire_server.layers.parallel import Communicator
+from quire_server.layers.quantized.linear import Dequantized
 from quire_server.model_dir.files import ModelFiles
 from quire_server.models import registry, sharding, weights
 from quire_server.models.config import ModelConfig
@@ -162,16 +163,14 @@ class Checkpoint:
 
 
 def dtype_name(wanted: str, stored: str, linear: LinearFactory, *, for_gpu: bool) -> str:
-    """auto: the checkpoint's dtype where the machine computes in it, float32 elsewhere. ``linear``: of the
-    model; the kernels of rounded ones compute beside bfloat16 wherever they run.
+    """auto: bfloat16 on a GPU; on a CPU the checkpoint's dtype where it computes in it, float32 elsewhere.
+    ``linear``: of the model; the kernels of rounded ones compute beside bfloat16 wherever they run.
     """
     if wanted == "auto":
-        has_bf16 = (
-            for_gpu
-            or (linear is not Linear and has_native_kernels())
-            or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+        has_bf16 = (linear is not Linear and has_native_kernels()) or bool(
+            torch.ops.mkldnn._is_mkldnn_bf16_supported()
         )
-        return "bfloat16" if stored != "float32" and has_bf16 else "float32"
+        return "bfloat16" if for_gpu or (stored != "float32" and has_bf16) else "float32"
     if wanted not in DTYPES:
         raise ConfigError(f"dtype {wanted!r} is not supported; supported: auto, {', '.join(DTYPES)}.")
     return wanted
@@ -277,9 +276,17 @@ class LoadedModel:
 
     def offload_worker(self) -> OffloadWorker | None:
         """What copies blocks between the caches and the host; None: there are no such copies."""
-        memory = None if self.staging is None else self.staging.memory
-        slots = self.num_pool_slots
-        return OffloadWorker(self.kv_caches, slots, self.disk, memory) if slots else None
+        slots, device = self.num_pool_slots, self.device
+        if not slots:
+            return None
+        memory, has_sums = None, self.staging is None
+        if self.staging is not None:
+            memory = self.staging.memory
+        elif device is not None:
+            block_bytes = sum(cache.nbytes // cache.shape[1] for cache in self.kv_caches)
+            memory = torch.zeros(slots * block_bytes, dtype=torch.uint8)
+            device.pin(memory, "--kv-offload-host-bytes")
+        return OffloadWorker(self.kv_caches, slots, self.disk, memory, has_sums=has_sums)
 
 
 def load_model(
@@ -325,6 +332,7 @@ def load_model(
         found, num_blocks, num_staged, options, stored, device, ranks.topology, shared
     )
     _log(place, found, model, draft)
+    _log_dequantized(device, found, model)
     return LoadedModel(
         model,
         caches,
@@ -507,6 +515,17 @@ def _log(place: torch.device, found: Checkpoint, model: Decoder, draft: DraftChe
             "native_kernels": native_kernels(),
         },
     )
+
+
+def _log_dequantized(device: Device | None, found: Checkpoint, model: Decoder) -> None:
+    """Say so if a GPU holds weights in more bytes than the checkpoint: it has no kernel for their format."""
+    linears = [linear for layer in model.layers for linear in layer.linears]
+    count = sum(isinstance(linear, Dequantized) for linear in linears)
+    if device is not None and count:
+        logger.warning(
+            "weights are dequantised: no kernel of the GPU multiplies their format",
+            extra={"format": found.quantization, "matrices": count, "of": len(linears), "bits": 16},
+        )
 
 
 def _disk(

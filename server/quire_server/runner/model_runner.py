@@ -20,13 +20,14 @@ from quire_server.core.step import (
     TokenLogprobs,
 )
 from quire_server.core.topology import Topology
+from quire_server.errors import ConfigError
 from quire_server.models.config import ModelConfig
 from quire_server.runner import oom_retry, sampler
 from quire_server.runner.adapters import Adapters
 from quire_server.runner.batch_builder import StepLayout
 from quire_server.runner.config import RunnerConfig
 from quire_server.runner.draft_model import DraftModel
-from quire_server.runner.gpu import memory_profile
+from quire_server.runner.gpu import logits_edits, memory_profile
 from quire_server.runner.gpu import sampler as gpu_sampler
 from quire_server.runner.gpu.cuda_device import CudaDevice
 from quire_server.runner.gpu.device import Device, translate_device_errors
@@ -74,7 +75,9 @@ class ModelRunner:
         batch = None if loaded.adapters is None else loaded.adapters.batch
         self._device: GpuExecutor | None = None
         if device is not None:
-            self._device = GpuExecutor(model, kv_caches, self._input_batch, device, adapters=batch)
+            self._device = GpuExecutor(
+                model, kv_caches, self._input_batch, device, adapters=batch, watermark=options.watermark
+            )
         self._executor = self._device or HostExecutor(model, kv_caches, self._input_batch, batch)
         self._leader: LeaderExecutor | None = None
         self.adapters: Adapters | LeaderAdapters | None = loaded.adapters
@@ -97,7 +100,12 @@ class ModelRunner:
         if (draft := loaded.draft) is not None:
             if device is not None:
                 self._draft_device = GpuExecutor(
-                    draft, loaded.draft_caches, self._input_batch, device, is_draft=True
+                    draft,
+                    loaded.draft_caches,
+                    self._input_batch,
+                    device,
+                    is_draft=True,
+                    watermark=options.watermark,
                 )
                 self._captures_draft = memory_profile.uses_graphs(draft, options)
             self._draft_model = DraftModel(
@@ -239,7 +247,7 @@ class ModelRunner:
                 return lambda: leader.with_copied(wait(), copied)
             return wait if copied is None else lambda: dataclasses.replace(wait(), copied=copied)
         self._draft_model.follow(step)
-        drafted, seconds = self._draft_model.propose(step, lambda *entries: self._choose(*entries)[0])
+        drafted, seconds = self._draft_model.propose(step, self._sample_drafts)
         result = oom_retry.launch(drafted, self._start, self._input_batch.request_id)()
         result = dataclasses.replace(result, drafts=drafted.drafts, draft_seconds=seconds, copied=copied)
         if self._leader is not None:
@@ -247,7 +255,7 @@ class ModelRunner:
         return lambda: result
 
     def _start(self, step: Step) -> Pending:
-        input_batch, layout = self._input_batch, StepLayout.of(step)
+        layout = StepLayout.of(step)
         if self._leader is not None and (self._device is None or self._leader.is_pipelined):
             return self._start_ranks(step, layout, self._leader)
         computed = self._forward(step, layout)
@@ -255,7 +263,7 @@ class ModelRunner:
         if not row_ids.size:
             result = StepResult(step.step_id, (), prompt_logprobs=computed.prompt_logprobs)
             return lambda: result
-        if self._device is None or not gpu_sampler.can_choose(input_batch, row_ids, lengths):
+        if self._device is None:
             result = self._sampled(step, row_ids, lengths, computed)
             self._share_sampled(step, result.token_ids)
             return lambda: result
@@ -279,13 +287,11 @@ class ModelRunner:
         """The function waits for the tokens."""
         input_batch = self._input_batch
         forbidden: dict[int, str] = {}
-        if input_batch.has_grammar[row_ids].any():
-            self._last_result()  # the grammar needs the tokens' values
-            eos_ids = self.model_config.eos_token_ids
-            forbidden = self.grammars.constrain(
-                computed.logits, input_batch, row_ids, lengths, eos_ids, device.upload
-            )
-        wait = device.sample(computed, row_ids, lengths)
+        if input_batch.has_grammar[row_ids].any() or logits_edits.follows_tokens(input_batch, row_ids):
+            self._last_result()  # these need the tokens' values
+        wait = device.sample(
+            computed, row_ids, lengths, self._constraint(device, row_ids, lengths, forbidden)
+        )
         if not step.drafts:  # drafts stay, to be compared with the tokens sampled at their positions
             self._write(row_ids, lengths, ON_DEVICE)
         epochs, prompt_logprobs = input_batch.epoch[row_ids], computed.prompt_logprobs
@@ -293,19 +299,55 @@ class ModelRunner:
         @cache
         def result_of() -> StepResult:
             with translate_device_errors():
-                tokens, failed = gpu_sampler.read(wait())
+                sampled = wait()
+            tokens, failed = gpu_sampler.read(sampled.tokens)
             # The row may belong to another request by now, which must not get these tokens.
             is_same = input_batch.epoch[row_ids] == epochs
             failed = {index: why for index, why in (forbidden | failed).items() if is_same[index]}
             failures = self._failures(failed, row_ids, lengths, tokens)
             self._mark_dirty(failures)
             self._write(row_ids[is_same], lengths[is_same], tokens[is_same])
+            logprobs = _by_row(sampled.logprobs, row_ids)
             return StepResult(
-                step.step_id, tuple(tokens.tolist()), {}, failures, prompt_logprobs=prompt_logprobs
+                step.step_id, tuple(tokens.tolist()), logprobs, failures, prompt_logprobs=prompt_logprobs
             )
 
         self._last_result = result_of
         return result_of
+
+    def _constraint(
+        self,
+        device: GpuExecutor,
+        row_ids: NDArray[np.int64],
+        lengths: NDArray[np.int64],
+        forbidden: dict[int, str],
+    ) -> Callable[[Tensor], None] | None:
+        """What masks logits on the device by the grammars of these rows, and adds to ``forbidden`` why there
+        is no token, by position; None where no row has one.
+        """
+        if not self._input_batch.has_grammar[row_ids].any():
+            return None
+
+        def constrain(logits: Tensor) -> None:
+            rows = (self._input_batch, row_ids, lengths)
+            eos_ids = self.model_config.eos_token_ids
+            forbidden.update(self.grammars.constrain(logits, *rows, eos_ids, device.upload))
+
+        return constrain
+
+    def _sample_drafts(
+        self, computed: ForwardOutput, row_ids: NDArray[np.int64], lengths: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """The tokens of a pass of the draft model, sampled where it computed and written behind their
+        contexts.
+        """
+        device = self._draft_device
+        if device is None:
+            return self._choose(computed.logits, row_ids, lengths)[0]
+        constrain = self._constraint(device, row_ids, lengths, {})
+        tokens, _ = gpu_sampler.read(device.sample(computed, row_ids, lengths, constrain)().tokens)
+        self._write(row_ids, lengths, tokens)
+        return tokens
 
     def _share_sampled(self, step: Step, tokens: Sequence[int]) -> None:
         """The other ranks, if there are any, get the tokens with the next step."""
@@ -357,11 +399,7 @@ class ModelRunner:
     ) -> StepResult:
         """Sample on the GPU, if there is one, what needs more than the largest logits."""
         device = self._device
-        if (
-            device is None
-            or computed.has_largest
-            or not gpu_sampler.can_choose(self._input_batch, row_ids, lengths)
-        ):
+        if device is None or computed.has_largest:
             return self._sampled(step, row_ids, lengths, computed)
         on_device = computed._replace(logits=computed.logits.to(device.place))
         return self._sample_on_device(step, row_ids, lengths, on_device, device)()
@@ -390,12 +428,12 @@ class ModelRunner:
         tokens, failures = self._choose(logits, row_ids, lengths)
         self._mark_dirty(failures)
         found = sampler.logprobs(raw, tokens, input_batch.num_logprobs[row_ids]) if wants_logprobs else {}
-        logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
-        for index, one in found.items():
-            row = int(row_ids[index])
-            logprobs[row] = (*logprobs.get(row, ()), one)
         return StepResult(
-            step.step_id, tuple(tokens.tolist()), logprobs, failures, prompt_logprobs=computed.prompt_logprobs
+            step.step_id,
+            tuple(tokens.tolist()),
+            _by_row(found, row_ids),
+            failures,
+            prompt_logprobs=computed.prompt_logprobs,
         )
 
     def _forward(self, step: Step, layout: StepLayout) -> ForwardOutput:
@@ -448,6 +486,17 @@ class ModelRunner:
         self._input_batch.write(row_ids, lengths, tokens)
 
 
+def _by_row(
+    found: Mapping[int, TokenLogprobs], row_ids: NDArray[np.int64]
+) -> dict[int, tuple[TokenLogprobs, ...]]:
+    """What was found by position, by row."""
+    logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
+    for index, one in found.items():
+        row = int(row_ids[index])
+        logprobs[row] = (*logprobs.get(row, ()), one)
+    return logprobs
+
+
 def _vocabulary(model_dir: Path, config: ModelConfig) -> Vocabulary:
     return Vocabulary.of(Tokenizer.load(model_dir), config.eos_token_ids, config.vocab_size)
 
@@ -456,6 +505,11 @@ def device_of(options: RunnerConfig, topology: Topology) -> Device | None:
     """The GPU of a rank; None: it computes on the CPU."""
     if not is_gpu(options.device):
         return None
+    if options.dtype == "float32":
+        raise ConfigError(
+            "--dtype float32 is for --device cpu: the kernels of a GPU are tuned for bfloat16, and none has "
+            "been compiled for float32 caches. Use bfloat16 or auto."
+        )
     with translate_device_errors("while the model is loaded"):
         return CudaDevice(topology)
 

@@ -41,7 +41,7 @@ def sample(
         context = input_batch.tokens[row, :length]
         adjust(logits[index], context, started.num_prompt_tokens, started.sampling, watermark)
     for index in np.flatnonzero(lengths < input_batch.min_total[row_ids]):
-        if banned := _stop_ids(input_batch, int(row_ids[index]), eos_ids, logits.shape[1]):
+        if banned := stop_ids(input_batch, int(row_ids[index]), eos_ids, logits.shape[1]):
             logits[index, banned] = float("-inf")
     tokens, best = (one.numpy() for one in _sample_tokens(logits, input_batch, row_ids, lengths))
     return tokens, _failures(tokens, best)
@@ -88,15 +88,32 @@ def logprobs(
     if not asking.size:
         return {}
     widest = min(int(wanted.max()), logits.shape[1])
-    chosen = torch.from_numpy(tokens[asking])
-    values, top_values, top_ids = (part.tolist() for part in token_logprobs(logits[asking], chosen, widest))
+    found = token_logprobs(logits[asking], torch.from_numpy(tokens[asking]), widest)
+    return listed(asking, wanted[asking], tokens[asking], *(part.numpy() for part in found))
+
+
+def listed(
+    asking: NDArray[np.int64],
+    wanted: NDArray[np.int64],
+    tokens: NDArray[np.int64],
+    values: NDArray[np.float32],
+    top_values: NDArray[np.float32],
+    top_ids: NDArray[np.int64],
+) -> dict[int, TokenLogprobs]:
+    """By the positions ``asking`` i64 [A]: the log-probabilities ``values`` f32 [A] of ``tokens`` i64 [A],
+    and of the ``wanted`` i64 [A] first ones of the likeliest tokens [A, n].
+    """
     return {
-        int(index): TokenLogprobs(
-            int(tokens[index]),
-            values[place],
-            tuple(zip(top_ids[place][: wanted[index]], top_values[place][: wanted[index]], strict=True)),
+        index: TokenLogprobs(token, value, tuple(zip(ids[:count], tops[:count], strict=True)))
+        for index, count, token, value, tops, ids in zip(
+            asking.tolist(),
+            wanted.tolist(),
+            tokens.tolist(),
+            values.tolist(),
+            top_values.tolist(),
+            top_ids.tolist(),
+            strict=True,
         )
-        for place, index in enumerate(asking)
     }
 
 
@@ -118,7 +135,8 @@ def _sample_tokens(
     )
 
 
-def _stop_ids(input_batch: InputBatch, row: int, eos_ids: Collection[int], vocab_size: int) -> list[int]:
+def stop_ids(input_batch: InputBatch, row: int, eos_ids: Collection[int], vocab_size: int) -> list[int]:
+    """The tokens that end the answer of a row, which ``min_tokens`` bans."""
     started = input_batch.started[row]
     assert started is not None
     sampling = started.sampling

@@ -33,10 +33,14 @@ class Nvml:
 
     def nvmlDeviceGetMemoryInfo(self, device, memory):
         used = self.used[self._index]
+        if used is None:
+            return pynvml.NVML_ERROR_NO_PERMISSION
         memory._obj.total, memory._obj.used, memory._obj.free = 80 * GIB, used, 80 * GIB - used
         return pynvml.NVML_SUCCESS
 
     def nvmlDeviceGetUtilizationRates(self, device, rates):
+        if self.busy[self._index] is None:
+            return pynvml.NVML_ERROR_NOT_SUPPORTED
         rates._obj.gpu = self.busy[self._index]
         return pynvml.NVML_SUCCESS
 
@@ -78,3 +82,15 @@ def test_memory_and_utilisation_of_each_gpu_are_shown_and_move(nvml):
         while shown(metrics) != expected(nvml):
             assert time.monotonic() < end, shown(metrics)
             time.sleep(0.01)
+
+
+def test_a_field_that_nvml_does_not_report_leaves_the_others_as_of_a_mig_slice(nvml):
+    nvml.used, nvml.busy = [3 * GIB, None], [None, 97]
+    metrics = Metrics("tiny")
+    metrics.gpus.take(gpu.read())
+    assert shown(metrics) == {
+        ("llm_gpu_memory_bytes", "0", "used"): 3 * GIB,
+        ("llm_gpu_memory_bytes", "0", "free"): 77 * GIB,
+        ("llm_gpu_memory_bytes", "0", "total"): 80 * GIB,
+        ("llm_gpu_utilization_ratio", "1", None): 0.97,
+    }

@@ -48,7 +48,7 @@ class Quantization:
         return is_int4(self.weights)
 
 
-class _Dequantized:
+class Dequantized:
     """Holds the stored tensors until ``finish``, and a dense layer afterwards."""
 
     forward_fp8 = None
@@ -168,6 +168,6 @@ def factory(quantization: Quantization, dense: LinearFactory) -> LinearFactory:
                 stored, prefixes, in_size, out_sizes, bias=bias, dtype=dtype, device=device
             )
         maker = _DenseMaker(Linear if has_int4 else dense, prefixes, in_size, out_sizes, bias, dtype, device)
-        return _Dequantized(formats, dict(zip(prefixes, out_sizes, strict=True)), in_size, maker)
+        return Dequantized(formats, dict(zip(prefixes, out_sizes, strict=True)), in_size, maker)
 
     return make

@@ -62,6 +62,8 @@ class CudaDevice:
             )
         major, minor = torch.cuda.get_device_capability(self.place)
         self.capability = 10 * major + minor
+        # cuDNN builds a graph for each length of a prompt; torch takes its flash attention then.
+        torch.backends.cuda.enable_cudnn_sdp(False)
         self._stream = torch.cuda.Stream(self.place)  # capture needs a stream other than the default
         self._copies = torch.cuda.Stream(self.place)
         self._pool: Any = None  # shared by all graphs, which never run at the same time
@@ -72,14 +74,14 @@ class CudaDevice:
         """
         return torch.from_numpy(np.ascontiguousarray(array)).pin_memory().to(self.place, non_blocking=True)
 
-    def download(self, tensor: Tensor) -> Callable[[], NDArray[np.int64]]:
+    def download(self, tensor: Tensor) -> Callable[[], NDArray[Any]]:
         """Queue the copy on the stream; the returned function waits for the event behind it."""
         host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
         host.copy_(tensor, non_blocking=True)
         done = torch.cuda.Event()
         done.record()
 
-        def wait() -> NDArray[np.int64]:
+        def wait() -> NDArray[Any]:
             done.synchronize()
             return host.numpy()
 

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -40,8 +39,8 @@ class Device(Protocol):
     def upload(self, array: NDArray[Any]) -> Tensor:
         """Copy an array to the device; the array may be changed as soon as this returns."""
 
-    def download(self, tensor: Tensor) -> Callable[[], NDArray[np.int64]]:
-        """Queue a copy of a tensor i64 to the host; the returned function waits for it."""
+    def download(self, tensor: Tensor) -> Callable[[], NDArray[Any]]:
+        """Queue a copy of a tensor to the host; the returned function waits for it."""
 
     def capture(self, compute: Callable[[], Outputs]) -> tuple[Callable[[], None], Outputs]:
         """(replay, outputs): capture the launches of ``compute`` as a graph. ``compute`` also runs once
@@ -69,6 +68,14 @@ class Device(Protocol):
         """Current memory figures."""
 
 
+def _is_too_large(error: Exception) -> bool:
+    """Whether Triton says that a kernel needs more shared memory or registers than a multiprocessor has. By
+    name, since triton is not imported where there is no GPU.
+    """
+    kind = type(error)
+    return kind.__name__ == "OutOfResources" and kind.__module__.startswith("triton")
+
+
 _MESSAGE_PREFIXES = ("CUDA error", "Triton Error [CUDA]", "CUBLAS_STATUS_", "CUDNN_STATUS_")
 
 
@@ -77,7 +84,14 @@ def translate_device_errors(when: str = "in a step") -> Iterator[None]:
     """Raise errors of the device as DeviceError, or DeviceMemoryError, with a text that names the remedy."""
     try:
         yield
-    except RuntimeError as error:
+    except Exception as error:
+        if _is_too_large(error):
+            raise DeviceError(
+                f"A kernel needs more of the GPU than it has ({when}: {error}). No configuration of it is "
+                "known for this GPU and model: take an A100, L4, L40S, H100 or H200, or another model."
+            ) from error
+        if not isinstance(error, RuntimeError):
+            raise
         message = str(error).splitlines()[0] if str(error) else type(error).__name__
         if oom_retry.is_device_out_of_memory(error):
             raise DeviceMemoryError(

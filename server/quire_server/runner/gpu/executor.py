@@ -1,8 +1,8 @@
 """GpuExecutor: runs forward passes on a GPU without waiting for it.
 
 Decode steps are replays of CUDA graphs where one of the shape was captured. Steps with prompt chunks are
-launched kernel by kernel, which costs little compared with what they compute. What cannot be sampled on the
-GPU is left to the host (``runner.sampler``). Of several ranks the graphs end with each one's logits: how much
+launched kernel by kernel, which costs little compared with what they compute. All rows are sampled on the
+GPU. Of several ranks the graphs end with each one's logits: how much
 of these is exchanged depends on the step. Of several stages each has graphs of its layers; what stages
 exchange is exchanged before and after them.
 """
@@ -19,6 +19,7 @@ from torch import Tensor
 from quire_server.core import cuda_graph_shapes
 from quire_server.core.cuda_graph_shapes import Shape
 from quire_server.core.step import Step, TokenLogprobs
+from quire_server.core.watermark import Watermark
 from quire_server.layers.forward_batch import ForwardBatch
 from quire_server.layers.lora import BatchAdapters
 from quire_server.layers.parallel import Communicator
@@ -26,10 +27,11 @@ from quire_server.models.decoder import Decoder
 from quire_server.runner import batch_builder, exchanges
 from quire_server.runner.batch_builder import StepLayout
 from quire_server.runner.exchanges import Exchange, Kind
-from quire_server.runner.gpu import sampler
+from quire_server.runner.gpu import logits_edits, sampler
 from quire_server.runner.gpu.cuda_graphs import CudaGraphs
 from quire_server.runner.gpu.device import Device, Outputs
 from quire_server.runner.gpu.input_batch import GpuInputBatch
+from quire_server.runner.gpu.sampler import Sampled
 from quire_server.runner.input_batch import InputBatch
 from quire_server.runner.sampler import PromptPositions, prompt_logprobs, prompt_positions
 
@@ -38,7 +40,7 @@ class ForwardOutput(NamedTuple):
     """The result of a forward pass, valid until the next one."""
 
     logits: Tensor  # f32 [S, vocab]
-    tokens: Tensor | None  # i64 [S] sampled by temperature alone, if the pass did
+    tokens: Tensor | None  # i64 [S] sampled without logits processors, if the pass did
     prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]]  # by row, where requested
     has_largest: bool = False  # instead of all logits f32 [S, 2]: the largest one, and its token
 
@@ -76,9 +78,10 @@ class GpuExecutor:
         *,
         is_draft: bool = False,
         adapters: BatchAdapters | None = None,
+        watermark: Watermark | None = None,
     ) -> None:
         self._model, self._kv_caches, self._input_batch, self._device = model, kv_caches, input_batch, device
-        self._is_draft, self._adapters = is_draft, adapters
+        self._is_draft, self._adapters, self._watermark = is_draft, adapters, watermark
         self._state = GpuInputBatch(input_batch, device)
         self._graphs = CudaGraphs(device)
         self._is_whole = model.config.topology.size == 1
@@ -110,7 +113,7 @@ class GpuExecutor:
         return self._graphs.shape_for(step.num_tokens) if is_replay else None
 
     def compute(self, step: Step, layout: StepLayout, graph: Shape | None) -> ForwardOutput:
-        """Run the forward pass of a whole model; a decode step also samples by temperature alone."""
+        """Run the forward pass of a whole model; a decode step also samples."""
         return self.launch(step, layout, graph)()
 
     def launch(
@@ -176,21 +179,49 @@ class GpuExecutor:
         return self._device.upload(array)
 
     def sample(
-        self, computed: ForwardOutput, row_ids: NDArray[np.int64], ends: NDArray[np.int64]
-    ) -> Callable[[], NDArray[np.int64]]:
+        self,
+        computed: ForwardOutput,
+        row_ids: NDArray[np.int64],
+        ends: NDArray[np.int64],
+        constrain: Callable[[Tensor], None] | None = None,
+    ) -> Callable[[], Sampled]:
         """The returned function waits for the tokens of the sampled positions, at context lengths ``ends`` of
-        rows; a negative number is a failure.
+        rows. ``constrain``: masks the logits in place by the grammars.
         """
-        tokens = computed.tokens
+        input_batch, upload, download = self._input_batch, self._device.upload, self._device.download
+        logits = computed.logits
         if computed.has_largest:
-            tokens = sampler.likeliest(computed.logits, self._state, self._device.upload(row_ids))
-        elif tokens is None or sampler.wants_more(self._input_batch, row_ids):
-            upload, logits = self._device.upload, computed.logits
-            sampler.penalise(logits, self._state, self._input_batch, row_ids, ends, upload)
-            index, lengths = upload(np.stack((row_ids, ends)))
-            cuts = sampler.wants_cuts(self._input_batch, row_ids)
-            tokens = sampler.choose(logits, self._state, index, lengths, cuts=cuts)
-        return self._device.download(tokens)
+            wait = download(sampler.likeliest(logits, self._state, upload(row_ids)))
+            return lambda: Sampled(wait(), {})
+        wanted = input_batch.num_logprobs[row_ids]
+        asking = np.flatnonzero((wanted >= 0) & (not self._is_draft))
+        places = upload(asking)
+        raw = logits[places] if asking.size else None  # before they are changed
+        tokens = computed.tokens
+        if tokens is None or sampler.wants_more(input_batch, row_ids, ends):
+            if constrain is not None:
+                constrain(logits)
+            tokens = self._choose(logits, row_ids, ends)
+        wait = download(tokens)
+        if raw is None:
+            return lambda: Sampled(wait(), {})
+        logprobs = sampler.logprobs_of(raw, tokens[places], asking, wanted[asking], download)
+        return lambda: Sampled(wait(), logprobs())
+
+    def _choose(self, logits: Tensor, row_ids: NDArray[np.int64], ends: NDArray[np.int64]) -> Tensor:
+        """Tokens i64 [S] by all sampling parameters of the rows but grammars; changes the logits f32 [S, V]
+        in place.
+        """
+        input_batch, upload = self._input_batch, self._device.upload
+        eos_ids = self._model.config.eos_token_ids
+        edits = logits_edits.plan(input_batch, row_ids, ends, eos_ids, logits.shape[1], self._watermark)
+        if self._is_draft:  # its passes skip tokens of a context, and it drafts some that come to nothing
+            self._state.forget_contexts(row_ids)
+        edits.before_penalties(logits, upload)
+        sampler.penalise(logits, self._state, input_batch, row_ids, ends, upload)
+        edits.after_penalties(logits, upload)
+        index, lengths = upload(np.stack((row_ids, ends)))
+        return sampler.choose(logits, self._state, index, lengths)
 
     def _launch_decode(
         self, step: Step, layout: StepLayout, graph: Shape | None, *, only_largest: bool
@@ -246,7 +277,7 @@ class GpuExecutor:
         if not self._is_whole:
             return own, rows
         logits = self._model.whole_logits(own).float()
-        return logits, sampler.choose(logits, self._state, rows, starts + 1, cuts=False)
+        return logits, sampler.choose(logits, self._state, rows, starts + 1)
 
     def _prompt_positions(self, step: Step, layout: StepLayout) -> list[PromptPositions]:
         """Those whose log-probabilities are requested."""

@@ -23,6 +23,9 @@ from quire_server.runner.input_batch import SAMPLING_COLUMNS, InputBatch
 ON_DEVICE = -1
 
 
+_PIECE = 1024  # contexts are read in pieces of this size, so that their width takes few values
+
+
 class GpuInputBatch:
     """Tensors indexed by row; the last row, ``padding``, belongs to no request."""
 
@@ -39,6 +42,10 @@ class GpuInputBatch:
             for name, (dtype, default) in SAMPLING_COLUMNS.items()
         }
         self.seed = torch.zeros(count, dtype=torch.int64, device=place)
+        # Tokens of the rows that have a penalty, of which so many leading ones are right. Allocated with the
+        # first one: in the memory profile's step, which counts it, and where a request needs it.
+        self._contexts: Tensor | None = None
+        self._num_noted = np.zeros(num_rows, np.int64)
         self.adapter_slot = torch.full((count,), -1, dtype=torch.int64, device=place)
         self._host = input_batch
         self._device = device
@@ -54,6 +61,7 @@ class GpuInputBatch:
             pairs += [(column, host.sampling[name]) for name, column in self.sampling.items()]
             for mine, theirs in pairs:
                 mine[index] = upload(theirs[ids])
+            self._num_noted[ids] = 0
         if step.new_blocks:
             rows, columns, block_ids = upload(self._growth(step.new_blocks))
             self.block_table[rows, columns] = block_ids
@@ -103,11 +111,29 @@ class GpuInputBatch:
         self._given[rows] = found  # several tokens of one row are all known to the host
         return found
 
-    def contexts(self, token_ids: Tensor, rows: Tensor) -> Tensor:
-        """Context tokens i64 [S, length] of the positions that this step samples, for rows i64 [S], with
-        ON_DEVICE replaced. Not by ``newest``: a graph has already stored the token it sampled there.
+    def contexts(self, rows: NDArray[np.int64], lengths: NDArray[np.int64]) -> Tensor:
+        """Tokens i32 [rows, width], of which those of the positions that this step samples are right up to
+        these ``lengths``. Uploads what the last call for a row did not have: its prompt once, then one token
+        of each step, and drafts. A token that only the device knows is not ``newest``: a graph has already
+        stored there what it sampled.
         """
-        return torch.where(token_ids == ON_DEVICE, self._given[rows][:, None], token_ids)
+        if self._contexts is None:
+            shape = len(self.newest), _whole_pieces(self._host.tokens.shape[1])
+            self._contexts = torch.zeros(shape, dtype=torch.int32, device=self._device.place)
+        starts = np.minimum(self._num_noted[rows], lengths - 1)
+        counts = lengths - starts
+        row_ids, columns = np.repeat(rows, counts), batch_builder.ranges(starts, counts)
+        self._num_noted[rows] = lengths  # of several positions of a row the last one is the longest
+        on_device, places, given = self._device.upload(
+            np.stack((row_ids, columns, self._host.tokens[row_ids, columns]))
+        )
+        known = torch.where(given == ON_DEVICE, self._given[on_device], given)
+        self._contexts[on_device, places] = known.int()
+        return self._contexts[:, : _whole_pieces(int(lengths.max()))]
+
+    def forget_contexts(self, rows: NDArray[np.int64]) -> None:
+        """Have ``contexts`` upload all tokens of these rows again."""
+        self._num_noted[rows] = 0
 
     def _growth(self, grown: tuple[tuple[int, int], ...]) -> NDArray[np.int64]:
         """i64 [3, blocks]: row, column and block id; the last block that a row got is at the end of its
@@ -119,3 +145,7 @@ class GpuInputBatch:
             seen[row] += 1
             found.append((row, self._host.num_blocks[row] - seen[row], block_id))
         return np.array(found, np.int64).T.copy()
+
+
+def _whole_pieces(length: int) -> int:
+    return -(-length // _PIECE) * _PIECE

@@ -24,12 +24,19 @@ from quire_server.runner.input_batch import InputBatch
 from quire_server.runner.quantization import FIRST_WITH_FP8
 
 _LOGIT_BYTES = 4  # float32
+_MOST_LOGPROBS = 20
+_OLDEST = 80  # the kernels compute in bfloat16 and copy asynchronously, which older GPUs cannot
 
 
 def arithmetic(options: RunnerConfig, capability: int) -> RunnerConfig:
     """The options as they apply to a GPU of this compute capability. Raises ConfigError for what it cannot
     do.
     """
+    if capability < _OLDEST:
+        raise ConfigError(
+            f"This GPU has compute capability {capability // 10}.{capability % 10}, and the kernels need 8.0 "
+            "or more (A100, A10, L4, L40S, H100, H200): take one of these, or use --device cpu."
+        )
     if options.kv_cache_dtype == "fp8" and capability < FIRST_WITH_FP8:
         raise ConfigError(
             f"--kv-cache-dtype fp8 needs a GPU of compute capability 8.9 or more, and this one has "
@@ -142,7 +149,9 @@ def largest_step(num_rows: int, num_tokens: int, block_size: int, num_drafts: in
     samples = [1 + min(num_drafts, max(0, drafted - row * num_drafts)) for row in range(num_rows)]
     counts = [num_tokens - sum(samples[1:]), *samples[1:]]
     order = (*range(1, num_rows), 0)  # rows not sampled at every token come last
-    sampling = SamplingParams(1, temperature=1.0, top_k=2, top_p=0.5, min_p=0.5)
+    sampling = SamplingParams(
+        1, temperature=1.0, top_k=2, top_p=0.5, min_p=0.5, presence_penalty=1.0, logprobs=_MOST_LOGPROBS
+    )
     started = tuple(
         StartedRow(
             row, "", (0,) * counts[row], counts[row], (0,) * -(-counts[row] // block_size), sampling, 0

@@ -100,6 +100,23 @@ def test_the_same_number_of_tokens_is_kept_as_by_sorting(case: dict[str, Any], d
     assert ((kept - wanted).abs() <= wanted // 500 + (wanted > 100)).all(), (kept, wanted)
 
 
+@pytest.mark.parametrize("spread", [3.0, 0.01], ids=["few candidates", "flat, which takes the whole row"])
+def test_a_large_vocabulary_is_cut_as_by_sorting(spread: float, device: str) -> None:
+    settings = [(20, 0.95), (0, 0.95), (1000, 1.0), (1500, 0.9), (0, 0.5), (20, 1.0), (0, 1.0), (5, 0.3)]
+    logits = torch.randn(8, 40_000, device=device) * spread
+    logits[5, 7:] = float("-inf")  # a grammar leaves fewer tokens than top-k would
+    temperature = row([0.7, 1.0, 1.0, 1.3, 0.5, 1.0, 1.0, 0.0], device, torch.float32)
+    top_k, top_p = row([k for k, _ in settings], device), row([p for _, p in settings], device, torch.float32)
+    given = topk_topp_threshold_triton(logits, top_k, top_p, temperature=temperature)
+    scaled = logits / temperature.where(temperature > 0, 1.0)[:, None]
+    expected = topk_topp_threshold_reference(scaled, top_k, top_p)
+    kept, wanted = ((scaled >= cut[:, None]).sum(-1) for cut in (given, expected))
+    assert given[7] == given[6] == float("-inf"), "nothing is cut where a row takes its largest logit"
+    assert kept[:6].tolist() == pytest.approx(wanted[:6].tolist(), rel=2e-3)
+    assert torch.equal(kept[[2, 5]], wanted[[2, 5]])
+    assert kept[5] == 40_000, "with tokens that have no probability, all are above the threshold"
+
+
 def test_ties_at_the_cut_are_all_kept_and_the_zeros_are_equal(device: str) -> None:
     scaled = row([1.0, 3.0, 3.0, 3.0, 0.0, -0.0, -2.0], device, torch.float32).expand(2, -1)
     cut = topk_topp_threshold_triton(scaled, row([2, 5], device), torch.ones(2, device=device))
@@ -118,5 +135,5 @@ def test_unsupported_inputs_are_refused(device: str) -> None:
     logits, row = torch.randn(4, 2, device=device).T, torch.ones(2, device=device)
     with pytest.raises(ValueError, match="adjacent"):
         gumbel_sample_triton(logits, row, row.long(), row.long())
-    with pytest.raises(ValueError, match="float32"):
+    with pytest.raises(ValueError, match="logits must be float32"):
         topk_topp_threshold_triton(logits.half(), row.long(), row)

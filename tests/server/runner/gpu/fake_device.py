@@ -14,23 +14,28 @@ from quire_server.runner.gpu.device import Memory, Outputs
 
 
 class FakeDevice:
-    """``log`` lists the calls; ``fault``, if set, is raised by every wait for a download."""
+    """``log`` lists the calls; ``widest_download`` has the columns of a matrix, ``largest_upload`` bytes;
+    ``fault``, if set, is raised by every wait for a download.
+    """
 
     place = torch.device("cpu")
 
     def __init__(self, total: int = 1 << 30, capability: int = 90) -> None:
         self.total, self.capability = total, capability
         self.log: list[str] = []
+        self.widest_download = self.largest_upload = 0
         self.fault: Exception | None = None
 
     def upload(self, array: NDArray[Any]) -> Tensor:
+        self.largest_upload = max(self.largest_upload, array.nbytes)
         return torch.from_numpy(np.array(array))
 
-    def download(self, tensor: Tensor) -> Callable[[], NDArray[np.int64]]:
+    def download(self, tensor: Tensor) -> Callable[[], NDArray[Any]]:
         self.log.append("download")
+        self.widest_download = max(self.widest_download, tensor.shape[1] if tensor.dim() == 2 else 0)
         copied = tensor.clone()
 
-        def wait() -> NDArray[np.int64]:
+        def wait() -> NDArray[Any]:
             self.log.append("wait")
             if self.fault is not None:
                 raise self.fault

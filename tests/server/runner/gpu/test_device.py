@@ -7,9 +7,10 @@ import torch
 
 from quire_server.core.request import Request
 from quire_server.core.topology import Topology
-from quire_server.errors import DeviceError
+from quire_server.errors import ConfigError, DeviceError
+from quire_server.layers.linear import Linear
 from quire_server.runner import model_runner
-from quire_server.runner.loader import load_model
+from quire_server.runner.loader import dtype_name, load_model
 from quire_server.runner.model_runner import ModelRunner, RunnerConfig
 from quire_server.runner.structured_outputs import Grammars
 from quire_server.termination import Reason, failure_of
@@ -80,6 +81,28 @@ def test_out_of_memory_while_loading_or_capturing_is_explained(
     with pytest.raises(DeviceError, match=f"{said} while the model is loaded") as caught:
         ModelRunner.load(directory, RunnerConfig(device="cuda"), lambda loaded, total: None)
     assert failure_of(caught.value).reason is reason
+
+
+def test_a_kernel_that_is_too_large_for_the_gpu_is_explained(directory: Path) -> None:
+    class OutOfResources(Exception):
+        __module__ = "triton.runtime.errors"
+
+    class Small(FakeDevice):
+        def capture(self, compute: object) -> object:  # type: ignore[override]  # it never returns
+            raise OutOfResources("out of resource: shared memory, Required: 147456, Hardware limit: 101376")
+
+    with pytest.raises(
+        DeviceError,
+        match=r"more of the GPU than it has \(while graphs .*limit: 101376.* take an A100",
+    ):
+        capture_graphs(Small(), directory)
+
+
+def test_float32_is_refused_on_a_gpu_and_auto_is_bfloat16_there(directory: Path) -> None:
+    with pytest.raises(ConfigError, match="--dtype float32 is for --device cpu.*Use bfloat16 or auto"):
+        model_runner.device_of(RunnerConfig(device="cuda", dtype="float32"), Topology())
+    assert dtype_name("auto", "float32", Linear, for_gpu=True) == "bfloat16"
+    assert dtype_name("auto", "float32", Linear, for_gpu=False) == "float32"
 
 
 def test_other_errors_are_not_translated(directory: Path) -> None:

@@ -28,7 +28,8 @@ def gpu_runner(
 
 
 def test_answers_are_those_of_the_model_alone(directory: Path, host: ModelRunner) -> None:
-    _, runner = gpu_runner(FakeDevice(), directory, directory, kv_offload_host_bytes=2 << 20)
+    device = FakeDevice()
+    _, runner = gpu_runner(device, directory, directory, kv_offload_host_bytes=2 << 20)
     expected = InProcessEngine(host).generate(prompts(), greedy(LENGTH))
     drawn = InProcessEngine(host).generate(prompts(), SAMPLING)
     for name in ("all together", "chunks of 7", "preemption", "prefixes from the host"):
@@ -37,6 +38,7 @@ def test_answers_are_those_of_the_model_alone(directory: Path, host: ModelRunner
         stats = engine.scheduler.stats.speculation
         assert stats.accepted_tokens > 0.8 * stats.draft_tokens > 0, "its draft is itself"
     assert InProcessEngine(runner, speculation=DRAFT_MODEL).generate(prompts(), SAMPLING) == drawn
+    assert device.widest_download <= 20, "no row of logits leaves it"
 
 
 def test_tokens_beyond_the_drafts_vocabulary_do_no_harm(

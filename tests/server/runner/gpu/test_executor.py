@@ -8,8 +8,9 @@ import torch
 
 from quire_server.core.config import SpeculationConfig, SpeculativeMethod
 from quire_server.core.request import Request
-from quire_server.core.sampling_params import SamplingParams
+from quire_server.core.sampling_params import SamplingParams, ThinkingBudget
 from quire_server.core.step import NOT_FINITE, OUT_OF_MEMORY, StartedRow, Step, TokenEvent
+from quire_server.core.watermark import Watermark
 from quire_server.engine.engine_core import StepPipeline
 from quire_server.errors import ConfigError
 from quire_server.layers.forward_batch import ForwardBatch
@@ -22,7 +23,7 @@ from quire_server.runner.structured_outputs import Grammars
 from quire_server.termination import Reason, failure_of
 from tests.server.models import compressed_tensors_oracle as compressed
 from tests.server.runner.gpu.fake_device import FakeDevice
-from tests.server.runner.in_process import InProcessEngine, greedy
+from tests.server.runner.in_process import InProcessEngine, greedy, load
 from tests.server.runner.test_model_runner import PROMPTS, SAMPLING
 from tests.server.runner.test_quantized_parity import tiny_llama
 
@@ -78,8 +79,58 @@ def test_all_sampling_methods_in_one_batch_match_the_host(directory: Path, host:
     runner = gpu_runner(device, directory)
     tokens, last = outputs_of(runner, requests[:12], late=requests[12:])
     assert tokens == expected
-    assert last["0"].logprobs is not None and at_the_end["0"].logprobs is not None
-    assert last["0"].logprobs[0].token_id == at_the_end["0"].logprobs[0].token_id
+    for name, event in at_the_end.items():
+        assert (event.logprobs is None) == (last[name].logprobs is None)
+        for mine, theirs in zip(last[name].logprobs or (), event.logprobs or (), strict=True):
+            assert mine.token_id == theirs.token_id
+            assert mine.logprob == pytest.approx(theirs.logprob, abs=1e-5)
+            assert [token for token, _ in mine.top] == [token for token, _ in theirs.top]
+
+
+def edited_rows() -> list[SamplingParams]:
+    """Each kind of change that is neither a penalty nor a grammar, and what two of them do together."""
+    thinking = ThinkingBudget(3, end_token_id=9)
+    return [
+        greedy(8, logit_bias=((5, 4.0), (9, -50.0)), frequency_penalty=0.5),
+        greedy(8, allowed_token_ids=(3, 4, 5, 6, 7, 8), bad_words=((4,), (5, 6))),
+        greedy(8, watermark=True),
+        greedy(8, thinking=thinking),
+        greedy(8, thinking=thinking, bad_words=((9,),)),
+        SamplingParams(8, temperature=0.9, seed=4, min_tokens=5, stop_token_ids=tuple(range(2, 180))),
+        SamplingParams(8, temperature=0.9, seed=4, top_k=9, logprobs=3, ignore_eos=True),
+        greedy(8),
+    ]
+
+
+@pytest.mark.parametrize("drafts", [0, 3])
+def test_changes_of_some_rows_are_made_on_the_device_and_no_row_of_logits_leaves_it(
+    directory: Path, drafts: int
+) -> None:
+    options = {"watermark": Watermark(b"k" * 16, 0.5, 3.0), "max_num_seqs": 16}
+    requests = [
+        Request(f"{i}", tuple(prompt), sampling, 0.0)
+        for i, (prompt, sampling) in enumerate(zip(PROMPTS, edited_rows() * 2, strict=False))
+    ]
+    limits: dict[str, object] = {}
+    if drafts:
+        limits["speculation"] = SpeculationConfig(SpeculativeMethod.NGRAM, drafts, lookup_min=1)
+    expected, _ = outputs_of(load(directory, **options), requests)
+    device = FakeDevice()
+    runner = gpu_runner(device, directory, **options)
+    tokens, last = outputs_of(runner, requests, **limits)
+    assert tokens == expected
+    assert last["6"].logprobs is not None and len(last["6"].logprobs[0].top) == 3
+    assert device.widest_download <= 20, "the likeliest tokens, as many as a request may list"
+
+
+def test_a_row_that_wants_logprobs_does_not_keep_the_batch_from_running_ahead(directory: Path) -> None:
+    device = FakeDevice()
+    runner = gpu_runner(device, directory)
+    sampling = [greedy(9, logprobs=2), greedy(9, min_tokens=5, logit_bias=((5, 2.0),)), greedy(9)]
+    outputs_of(runner, [Request(str(i), tuple(PROMPTS[i]), sampling[i], 0.0) for i in range(3)])
+    log = "".join(event[0] for event in device.log)
+    # Of each step with log-probabilities: the tokens of all rows, and four results of that one row.
+    assert "d" * 10 in log, "two steps are launched before a result is asked for"
 
 
 @pytest.mark.parametrize(
@@ -103,6 +154,33 @@ def test_simple_rows_are_sampled_on_the_device_one_step_ahead(
     log = "".join(event[0] for event in device.log)
     assert "dd" in log, "two steps are launched before a result is asked for"
     assert log.count("d") == log.count("w")
+
+
+def test_a_context_is_uploaded_once_for_its_penalties_and_not_with_every_step(
+    directory: Path, host: ModelRunner
+) -> None:
+    sampling = [greedy(12, repetition_penalty=1.5, frequency_penalty=0.4)] * 3
+    prompts = [LONG, PROMPTS[1], LONG[::-1]]
+    requests = [Request(str(i), tuple(prompts[i]), sampling[i], 0.0) for i in range(3)]
+    expected, _ = outputs_of(host, requests)
+    device = FakeDevice()
+    runner = gpu_runner(device, directory)
+    assert outputs_of(runner, requests[:1])[0] == {"0": expected["0"]}
+    engine = InProcessEngine(runner)
+    pipeline = StepPipeline(engine.scheduler, runner)
+    tokens: dict[str, list[int]] = {"1": [], "2": []}
+    for request in requests[1:]:
+        engine.scheduler.add(request)
+    steps = 0
+    while engine.scheduler.has_work:
+        steps += 1
+        advanced = pipeline.advance()
+        for event in advanced[1] if advanced is not None else ():
+            tokens[event.request_id] += event.token_ids
+        if steps == 2:
+            device.largest_upload = 0
+    assert tokens == {name: expected[name] for name in ("1", "2")}
+    assert device.largest_upload < 8 * len(LONG)
 
 
 def test_rows_and_blocks_of_finished_requests_are_reused_at_once(directory: Path, host: ModelRunner) -> None:
@@ -142,9 +220,13 @@ def test_drafts_are_verified_on_the_device(directory: Path, host: ModelRunner) -
 def test_offloaded_blocks_are_loaded_back_to_the_device(directory: Path, host: ModelRunner) -> None:
     requests = [Request(str(i), tuple(prompt), greedy(12), 0.0) for i, prompt in enumerate(PROMPTS)]
     expected, _ = outputs_of(host, requests)
-    runner = gpu_runner(FakeDevice(), directory, kv_offload_host_bytes=2 << 20)
+    device = FakeDevice()
+    runner = gpu_runner(device, directory, kv_offload_host_bytes=2 << 20)
     limits = {"num_blocks": 6, "max_model_len": 64, "num_host_slots": 32}
     assert outputs_of(runner, requests, **limits)[0] == expected
+    block_bytes = sum(cache.nbytes // cache.shape[1] for cache in runner._kv_caches)
+    size = (2 << 20) // block_bytes * block_bytes
+    assert f"pin {size} of --kv-offload-host-bytes" in device.log, "as much as was asked for"
 
 
 def test_nan_logits_fail_one_request_although_the_next_step_was_launched(
@@ -247,6 +329,11 @@ def test_an_fp8_checkpoint_is_refused_on_a_gpu_without_fp8(tmp_path: Path) -> No
     with pytest.raises(ConfigError, match="fp8 needs a GPU of compute capability 8.9 or more.* use int8"):
         gpu_runner(FakeDevice(capability=80), tmp_path / "float", kv_cache_dtype="fp8")
     assert gpu_runner(FakeDevice(capability=89), tmp_path / "model").quantization == "compressed-tensors"
+
+
+def test_a_gpu_older_than_the_kernels_is_refused(directory: Path) -> None:
+    with pytest.raises(ConfigError, match=r"compute capability 7\.5, and the kernels need 8\.0 or more"):
+        gpu_runner(FakeDevice(capability=75), directory)
 
 
 @pytest.mark.parametrize(

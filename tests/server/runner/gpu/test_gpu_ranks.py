@@ -285,6 +285,18 @@ def test_each_rank_has_the_gpu_of_its_number(monkeypatch: pytest.MonkeyPatch) ->
     assert [place.index for place in cuda.chosen] == [0, 1, 2, 3] * 2
 
 
+def test_torchs_attention_is_not_cudnns(monkeypatch: pytest.MonkeyPatch) -> None:
+    _Cuda(monkeypatch, 1)
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    try:
+        torch.backends.cuda.enable_cudnn_sdp(True)
+        CudaDevice()
+        assert not torch.backends.cuda.cudnn_sdp_enabled()
+        assert torch.backends.cuda.flash_sdp_enabled()
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(before)
+
+
 def test_each_rank_of_a_group_of_nodes_has_the_gpu_of_its_number_on_its_node(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -213,11 +213,11 @@ def test_no_memory_to_sample_what_the_last_stage_sent_fails_one_request(
     ranks = started(1, 2)
     sample, failed = GpuExecutor.sample, list[int]()
 
-    def hungry(self: GpuExecutor, computed: Any, row_ids: Any, ends: Any) -> Any:
+    def hungry(self: GpuExecutor, computed: Any, row_ids: Any, *more: Any) -> Any:
         if not failed and len(row_ids) == 2:
             failed.append(2)
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return sample(self, computed, row_ids, ends)
+        return sample(self, computed, row_ids, *more)
 
     monkeypatch.setattr(GpuExecutor, "sample", hungry)
     engine = PipelinedEngine(ranks.runner, 2, **LIMITS)

@@ -82,13 +82,17 @@ def test_experts_and_norms_of_every_kind_too(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["int4 w4a16", "fp8 by channel", "int8 w8a8", "fp8 by block"])
-def test_quantised_weights_are_streamed_in_their_stored_form(scheme: str, tmp_path: Path) -> None:
+def test_quantised_weights_are_streamed_in_their_stored_form(
+    scheme: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     compressed.write(tiny_llama(tmp_path / "float", num_hidden_layers=4), tmp_path / "model", scheme)
     stays = eager_gpu_runner(FakeDevice(), tmp_path / "model")
     streams = gpu_runner(FakeDevice(), tmp_path / "model", ALL, dtype="bfloat16")
     for prompt in PROMPTS[:3]:
         given = [InProcessEngine(runner).generate([prompt], greedy(5)) for runner in (streams, stays)]
         assert given[0] == given[1]
+    said = "weights are dequantised" in caplog.text
+    assert said == (scheme == "fp8 by block"), "which takes twice the memory of the checkpoint"
 
 
 def eager_gpu_runner(device: FakeDevice, directory: Path) -> ModelRunner:
