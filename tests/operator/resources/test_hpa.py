@@ -60,7 +60,7 @@ def test_the_hpa_scales_the_deployment_by_object_metrics_of_the_llmdeployment() 
 
 
 def test_the_default_metrics_are_queue_depth_and_running_requests() -> None:
-    assert targets(autoscaler()) == {"llm_queue_depth": "10", "llm_running_requests": "48"}
+    assert targets(autoscaler()) == {"llm_queue_depth": "10", "llm_running_requests": "192"}
     batch = autoscaler(engine={"maxNumSeqs": 1})
     assert targets(batch)["llm_running_requests"] == "1"
 
