@@ -302,14 +302,24 @@ def test_a_real_model_has_the_tokens_of_its_merged_models(tmp_path):
             strict=True,
         )
     ]
-    engine = InProcessEngine(with_adapters(load(model, max_adapters=2, **options), directories))
-    base = engine.generate(prompts, greedy(LENGTH))
-    engine = InProcessEngine(engine.runner, num_adapter_slots=2)
-    tokens: list[list[int]] = [[], [], []]
+    runner = with_adapters(load(model, max_adapters=2, **options), directories)
+    base = InProcessEngine(runner).generate(prompts, greedy(LENGTH))
+    assert mixed(runner, prompts) == expected and base[0] == expected[0] and base[1] != expected[1]
+    ranks = Ranks(model, 3, max_adapters=2, num_blocks_override=64, **options)
+    for number, directory in enumerate(directories, start=1):
+        ranks.runner.adapters.add(number, read_by_all(ranks, number, directory))
+    assert mixed(ranks.runner, prompts) == expected
+    ranks.close()
+
+
+def mixed(runner, prompts):
+    """The tokens of prompts at once: of the model itself, of adapter 1, of adapter 2 ..."""
+    engine = InProcessEngine(runner, num_adapter_slots=2)
+    tokens: list[list[int]] = [[] for _ in prompts]
     for index, prompt in enumerate(prompts):
         request = Request(str(index), tuple(prompt), greedy(LENGTH), arrival=0.0)
         engine.scheduler.add(request, adapter=index, adapter_key=str(index))
     while (step := engine.scheduler.schedule()) is not None:
-        for event in engine.scheduler.commit(step, engine.runner.run(step)):
+        for event in engine.scheduler.commit(step, runner.run(step)):
             tokens[int(event.request_id)] += event.token_ids
-    assert tokens == expected and base[0] == expected[0] and base[1] != expected[1]
+    return tokens
