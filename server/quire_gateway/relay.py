@@ -271,9 +271,8 @@ class Relay:
         original = request = _for_adapter(request, destination)
         resumption = Resumption() if request.is_resumable and not is_external else None
         avoided = () if before is None else before.tried
-        limits = destination.retries, destination.attempts
-        kept_by, adapter = request.kept_by, destination.adapter
-        plan = AttemptPlan(model, router, facts, *limits, avoided, kept_by, adapter)
+        limits, adapter = (destination.retries, destination.attempts), destination.adapter
+        plan = AttemptPlan(model, router, facts, *limits, avoided, request.kept_by, adapter)
 
         async def start(choice: Pick, reason: str) -> _Answer:
             attempt = self._attempt_at(destination, choice, reason, account)

@@ -331,8 +331,7 @@ def load_model(
     caches, kv_blocks, staging = _kv_caches(
         found, num_blocks, num_staged, options, stored, device, ranks.topology, shared
     )
-    _log(place, found, model, draft)
-    _log_dequantized(device, found, model)
+    _log(device, found, model, draft)
     return LoadedModel(
         model,
         caches,
@@ -502,11 +501,11 @@ def _read(
     return model
 
 
-def _log(place: torch.device, found: Checkpoint, model: Decoder, draft: DraftCheckpoint | None) -> None:
+def _log(device: Device | None, found: Checkpoint, model: Decoder, draft: DraftCheckpoint | None) -> None:
     logger.info(
         "model loaded",
         extra={
-            "device": str(place),
+            "device": "cpu" if device is None else str(device.place),
             "dtype": found.dtype_name,
             "quantization": found.quantization,
             "streamed_bytes": model.streamed_bytes,
@@ -515,6 +514,7 @@ def _log(place: torch.device, found: Checkpoint, model: Decoder, draft: DraftChe
             "native_kernels": native_kernels(),
         },
     )
+    _log_dequantized(device, found, model)
 
 
 def _log_dequantized(device: Device | None, found: Checkpoint, model: Decoder) -> None:

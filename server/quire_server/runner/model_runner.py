@@ -4,7 +4,7 @@ thread. The scheduler decides which requests run, with which blocks and seeds.
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -74,10 +74,9 @@ class ModelRunner:
         self._dirty_blocks = DirtyBlocks(self._input_batch, kv_caches)
         batch = None if loaded.adapters is None else loaded.adapters.batch
         self._device: GpuExecutor | None = None
+        on_gpu = partial(GpuExecutor, input_batch=self._input_batch, watermark=options.watermark)
         if device is not None:
-            self._device = GpuExecutor(
-                model, kv_caches, self._input_batch, device, adapters=batch, watermark=options.watermark
-            )
+            self._device = on_gpu(model, kv_caches, device=device, adapters=batch)
         self._executor = self._device or HostExecutor(model, kv_caches, self._input_batch, batch)
         self._leader: LeaderExecutor | None = None
         self.adapters: Adapters | LeaderAdapters | None = loaded.adapters
@@ -99,14 +98,7 @@ class ModelRunner:
         self._draft_model: DraftModel | None = None
         if (draft := loaded.draft) is not None:
             if device is not None:
-                self._draft_device = GpuExecutor(
-                    draft,
-                    loaded.draft_caches,
-                    self._input_batch,
-                    device,
-                    is_draft=True,
-                    watermark=options.watermark,
-                )
+                self._draft_device = on_gpu(draft, loaded.draft_caches, device=device, is_draft=True)
                 self._captures_draft = memory_profile.uses_graphs(draft, options)
             self._draft_model = DraftModel(
                 draft,
