@@ -96,6 +96,8 @@ class Comparison:
             for name in self._makers
         ]
         for title, prefix, digits in ((THEIRS, THEIRS, 1), (f"best {BEST_OF}", BEST_OF, 2)):
+            if not any(name.startswith(prefix) for name in self._makers):
+                continue
             best = [max(c[name][0] for name in c if name.startswith(prefix)) for c in columns]
             ratios = [column[OURS][0] / rate for column, rate in zip(columns, best, strict=True)]
             rows.append([f"int8 / {title}", *(f"{ratio:.{digits}f}x" for ratio in ratios)])

@@ -8,13 +8,14 @@ bench/results/cpu.md has all of them, with machine, versions and command.
 import argparse
 import platform
 from collections.abc import Callable
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 
 import torch
 
-from bench import grammars, kv_waste, offload, prefix, quality, quantized, sampled, scheduler
-from bench.baselines import Engine, Transformers
+from bench import arrivals, grammars, kv_waste, offload, prefix, quality, quantized, sampled, scheduler
+from bench.baselines import GREEDY, SAMPLED, Drawing, Engine, Transformers
 from bench.batching import batching
 from bench.compare import REPEATS, Comparison, Maker
 from bench.engine import Quire
@@ -23,6 +24,7 @@ from bench.interference import interference
 from bench.kv_dtypes import speeds
 from bench.llama import LlamaCpp, requantised
 from e2e import models
+from quire_server.layers.int8_linear import native_kernels
 
 RESULTS = Path(__file__).parent / "results"
 STREAMS = (1, 4, 8, 16, 32)
@@ -35,16 +37,21 @@ EXACT = (("float32", "none"), ("bfloat16", "none"))
 SERVED = ("auto", "int8")  # the default on a CPU that has the instructions
 
 
-def comparison(*ours: tuple[str, str]) -> Comparison:
-    """Both baselines, and Quire in these dtypes. Engines that do not depend on the number of streams are
-    loaded once.
+WITH_SCHEMA = Drawing(schema=grammars.LIST_SCHEMA)
+
+
+def comparison(*ours: tuple[str, str], drawing: Drawing = GREEDY) -> Comparison:
+    """The baselines that draw tokens so, and Quire in these dtypes. Engines that do not depend on the number
+    of streams are loaded once.
     """
     directory = models.smollm2()
-    makers: dict[str, Maker] = {"transformers": _kept(Transformers(directory))}
+    makers: dict[str, Maker] = {}
+    if not drawing.schema:
+        makers["transformers"] = _kept(Transformers(directory, drawing))
     for kind, gguf in (("Q4_1", GGUF), *((kind, requantised(GGUF, kind)) for kind in ("Q4_0", "Q8_0"))):
-        makers[f"llama.cpp {kind}"] = _llama(gguf)
+        makers[f"llama.cpp {kind}"] = _llama(gguf, drawing)
     for dtype, quantization in ours:
-        engine = Quire(directory, dtype=dtype, quantization=quantization)
+        engine = Quire(directory, dtype=dtype, quantization=quantization, drawing=drawing)
         makers[f"quire {dtype} {quantization}"] = _kept(engine)
     return Comparison(makers, VOCAB_SIZE)
 
@@ -53,8 +60,25 @@ def _kept(engine: Engine) -> Maker:
     return lambda streams: engine
 
 
-def _llama(gguf: Path) -> Maker:
-    return lambda streams: LlamaCpp(gguf, streams, torch.get_num_threads())
+def _llama(gguf: Path, drawing: Drawing) -> Maker:
+    return lambda streams: LlamaCpp(gguf, streams, torch.get_num_threads(), drawing)
+
+
+def open_loop() -> str:
+    """Both baselines and Quire; they do not take turns, since each of them waits for arrivals."""
+    directory = models.smollm2()
+    servers: dict[str, arrivals.Serve] = {
+        "transformers, one after the other": partial(
+            arrivals.one_after_the_other, Transformers(directory, SAMPLED)
+        ),
+        "quire auto int8": partial(
+            arrivals.serve, arrivals.Scheduled(Quire(directory, quantization="int8", drawing=SAMPLED))
+        ),
+    }
+    for kind in ("Q4_0", "Q8_0"):
+        llama = LlamaCpp(requantised(GGUF, kind), arrivals.STREAMS, torch.get_num_threads(), SAMPLED)
+        servers[f"llama.cpp {kind}"] = partial(arrivals.serve, arrivals.Slotted(llama))
+    return arrivals.table(servers, VOCAB_SIZE)
 
 
 SECTIONS: dict[str, tuple[str, Callable[[], str]]] = {
@@ -67,6 +91,17 @@ SECTIONS: dict[str, tuple[str, Callable[[], str]]] = {
         "steps each)",
         lambda: comparison(SERVED).decode_leaving(1024, STREAMS, 24),
     ),
+    "decode-sampled": (
+        "Decode after prompts of 128 tokens, drawn with temperature 0.7 and top_p 0.95 (medians of "
+        f"{REPEATS} runs in turns)",
+        lambda: comparison(SERVED, drawing=SAMPLED).decode(128, STREAMS, 64),
+    ),
+    "decode-schema": (
+        "Decode after prompts of 128 tokens by a JSON schema, greedy; transformers has no schemas (medians "
+        f"of {REPEATS} runs in turns)",
+        lambda: comparison(SERVED, drawing=WITH_SCHEMA).decode(128, STREAMS, 64),
+    ),
+    "arrivals": ("Requests that arrive by a Poisson process (open loop)", open_loop),
     "prefill": (
         f"Prefill of one prompt (medians of {REPEATS} runs in turns)",
         lambda: comparison(*EXACT, SERVED).prefill((128, 1024)),
@@ -101,7 +136,7 @@ def machine() -> str:
     processor = next(line for line in lines if line.startswith("model name")).split(":")[1].strip()
     versions = ", ".join(f"{name} {metadata.version(name)}" for name in PACKAGES)
     return (
-        f"{processor}, {torch.get_num_threads()} threads, wall time; "
+        f"{processor}, CPU kernels {native_kernels()}, {torch.get_num_threads()} threads, wall time; "
         f"Python {platform.python_version()}, {versions}. Command: `make bench`."
     )
 

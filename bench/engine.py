@@ -5,12 +5,14 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from bench.baselines import GREEDY, Drawing
 from quire_server.core.config import Batching
 from quire_server.core.request import Request
-from quire_server.core.sampling_params import SamplingParams
+from quire_server.core.sampling_params import Grammar, GrammarKind, SamplingParams
 from quire_server.core.scheduler import Scheduler, SchedulerConfig
 from quire_server.core.step import Step
 from quire_server.runner.model_runner import ModelRunner, RunnerConfig
+from quire_server.text import grammar as texts
 
 CONTEXT = 1024 + 160
 MAX_STREAMS = 32
@@ -39,6 +41,7 @@ class Quire:
         dtype: str = "auto",
         quantization: str = "auto",
         max_streams: int = MAX_STREAMS,
+        drawing: Drawing = GREEDY,
     ) -> None:
         options = RunnerConfig(
             dtype=dtype,
@@ -50,7 +53,7 @@ class Quire:
             kv_cache_memory_bytes=3 << 30,
         )
         self.runner = ModelRunner.load(directory, options, lambda loaded, total: None)
-        self._max_streams = max_streams
+        self._max_streams, self._drawing = max_streams, drawing
 
     @property
     def vocab_size(self) -> int:
@@ -78,6 +81,17 @@ class Quire:
         )
         return Scheduler(config, eos_token_ids=())
 
+    def request(self, number: int, prompt: list[int], new_tokens: int) -> Request:
+        """Drawn as this engine was made for, and never ended by a stop token."""
+        drawing, grammar = self._drawing, None
+        if drawing.schema:
+            grammar = Grammar(GrammarKind.JSON, texts.compiled(GrammarKind.JSON, drawing.schema))
+            self.runner.grammars.admit(str(number), self.runner.grammars.build(grammar))
+        sampling = SamplingParams(
+            new_tokens, temperature=drawing.temperature, top_p=drawing.top_p, grammar=grammar, ignore_eos=True
+        )
+        return Request(str(number), tuple(prompt), sampling, 0.0)
+
     def close(self) -> None:
         """Nothing to free."""
 
@@ -85,7 +99,7 @@ class Quire:
         """As in ``baselines.Engine``: all prompts are in the first step."""
         scheduler = self.scheduler(chunk=max(CHUNK, sum(map(len, prompts))))
         for number, (prompt, new_tokens) in enumerate(zip(prompts, answers, strict=True)):
-            scheduler.add(request(number, prompt, new_tokens))
+            scheduler.add(self.request(number, prompt, new_tokens))
         steps = [(len(step.rows), seconds) for step, seconds in self.steps(scheduler)]
         return steps[0][1], steps[1:]
 

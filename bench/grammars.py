@@ -31,6 +31,8 @@ _OBJECT = {
     "required": ["name", "age", "tags", "ok", "note"],
     "additionalProperties": False,
 }
+#: Of answers that do not end within the lengths of the benches.
+LIST_SCHEMA = json.dumps({"type": "array", "items": _OBJECT, "minItems": 50})
 FORMS = {
     "a JSON object of five fields": (GrammarKind.JSON, json.dumps(_OBJECT)),
     "any JSON object": (GrammarKind.JSON, '{"type": "object"}'),

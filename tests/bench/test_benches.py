@@ -5,8 +5,8 @@ Only llama.cpp is left out, since it takes minutes to build.
 
 import pytest
 
-from bench import grammars, kv_waste, prefix, quality, quantized, scheduler, speculation
-from bench.baselines import Transformers
+from bench import arrivals, grammars, kv_waste, prefix, quality, quantized, scheduler, speculation
+from bench.baselines import GREEDY, SAMPLED, Drawing, Transformers
 from bench.batching import batching
 from bench.compare import Comparison
 from bench.engine import Quire
@@ -43,10 +43,83 @@ def test_decoding_is_measured_for_each_number_of_remaining_streams(comparison):
     assert table["tok/s: median (best step)"] == ["x1", "x2", "x4"]
 
 
-@pytest.mark.parametrize("engine", [Transformers, Quire])
-def test_each_step_has_the_number_of_its_rows(engine, directory):
-    _, steps = engine(directory).run([[7] * 16, [8] * 16, [9] * 16], [6, 4, 4])
+@pytest.mark.parametrize(
+    ("engine", "drawing"),
+    [
+        (Transformers, GREEDY),
+        (Transformers, SAMPLED),
+        (Quire, GREEDY),
+        (Quire, SAMPLED),
+        (Quire, Drawing(schema=grammars.LIST_SCHEMA)),
+    ],
+)
+def test_each_step_has_the_number_of_its_rows(engine, drawing, directory):
+    _, steps = engine(directory, drawing=drawing).run([[7] * 16, [8] * 16, [9] * 16], [6, 4, 4])
     assert [rows for rows, _ in steps] == [3, 3, 3, 1, 1]
+
+
+class Echo:
+    """Slots whose tokens are their positions."""
+
+    streams = 2
+
+    def __init__(self):
+        self.held, self.most = set(), 0
+
+    def clear(self):
+        self.held = set()
+
+    def prefill(self, slot, prompt):
+        assert slot not in self.held
+        self.held.add(slot)
+        self.most = max(self.most, len(self.held))
+        return len(prompt)
+
+    def decode(self, rows):
+        assert set(rows) == self.held and all(token == position for token, position in rows.values())
+        return {slot: token + 1 for slot, (token, _) in rows.items()}
+
+    def release(self, slot):
+        self.held.remove(slot)
+
+
+def test_requests_that_arrive_get_all_their_tokens_after_they_came(directory):
+    requests = [arrivals.Arrival(0.002 * n, [7] * (5 + n), 3 + n % 3) for n in range(6)]
+    slots, engine = Echo(), Quire(directory, drawing=SAMPLED)
+    for times in (
+        arrivals.serve(arrivals.Slotted(slots), requests),
+        arrivals.serve(arrivals.Scheduled(engine), requests),
+        arrivals.one_after_the_other(engine, requests),
+    ):
+        assert [len(each) for each in times] == [one.new_tokens for one in requests]
+        assert all(
+            each == sorted(each) and each[0] > one.at for each, one in zip(times, requests, strict=True)
+        )
+    assert slots.most <= slots.streams
+
+
+def test_one_after_the_other_a_request_waits_for_the_one_before():
+    class Steady:
+        def run(self, prompts, answers):
+            return 1.0, [(1, 0.5)] * (answers[0] - 1)
+
+    requests = [arrivals.Arrival(at, [7], 3) for at in (0.0, 1.0, 9.0)]
+    assert arrivals.one_after_the_other(Steady(), requests) == [
+        [1.0, 1.5, 2.0],
+        [3.0, 3.5, 4.0],
+        [10.0, 10.5, 11.0],
+    ]
+
+
+def test_arrivals_have_the_rate_and_the_lengths_that_are_printed():
+    found = arrivals.trace(4.0, 4000, 250)
+    assert found[-1].at == pytest.approx(1000, rel=0.1)
+    for (shortest, median, longest), lengths in (
+        (arrivals.PROMPT, sorted(len(one.prompt) for one in found)),
+        (arrivals.ANSWER, sorted(one.new_tokens for one in found)),
+    ):
+        assert shortest <= lengths[0] and lengths[-1] <= longest
+        assert lengths[2000] == pytest.approx(median, rel=0.1)
 
 
 @pytest.mark.deep
