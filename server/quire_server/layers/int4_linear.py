@@ -13,6 +13,8 @@ from quire_server.layers.linear import Linear, LinearLayer
 
 #: What the kernel computes at once: inputs, outputs.
 ALIGNED = (32, 16)
+#: Last parts of the names of what stays int8: the head, routers, values and what is multiplied with them.
+_KEPT = frozenset({"lm_head", "gate", "v_proj", "qkv_proj"})
 
 
 class Int4Linear(Linear):
@@ -50,11 +52,11 @@ def make_int4_linear(
     device: torch.device,
     weight: Tensor | None = None,
 ) -> LinearLayer:
-    """A LinearFactory. The head and routers are int8, in which small differences decide, and matrices whose
-    sizes are no multiples of what the kernel computes at once.
+    """A LinearFactory. The head, routers and the projection to queries, keys and values are int8, which lose
+    most by four bits, and matrices whose sizes are no multiples of what the kernel computes at once.
     """
     inputs, outputs = ALIGNED
     is_aligned = in_size % inputs == 0 and sum(out_sizes) % outputs == 0
-    is_kept = any(prefix.rpartition(".")[2] in ("lm_head", "gate") for prefix in prefixes)
+    is_kept = any(prefix.rpartition(".")[2] in _KEPT for prefix in prefixes)
     made = Int4Linear if is_aligned and not is_kept else Int8Linear
     return made(prefixes, in_size, out_sizes, bias=bias, dtype=dtype, device=device, weight=weight)

@@ -161,11 +161,12 @@ def test_int4_multiplies_four_bits_that_a_checkpoint_stores_and_rounds_no_other_
         ("model.layers.0.mlp.gate_proj", (64, 48), Int4Linear),
         ("lm_head", (64, 48), Int8Linear),
         ("model.layers.0.mlp.gate", (64, 48), Int8Linear),
+        ("model.layers.0.self_attn.qkv_proj", (64, 48), Int8Linear),
         ("model.layers.0.mlp.down_proj", (72, 48), Int8Linear),
         ("classifier", (64, 1), Int8Linear),
     ],
 )
-def test_the_head_routers_and_odd_sizes_stay_int8(
+def test_the_head_routers_values_and_odd_sizes_stay_int8(
     prefix: str, sizes: tuple[int, int], made: type[Linear]
 ) -> None:
     in_size, out_size = sizes
