@@ -38,7 +38,7 @@ from tests.gateway.launch import Gateway
 ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results" / "gateway.md"
 LITELLM = ROOT / ".cache" / "litellm" / "bin"
-ROUNDS, CLIENTS, STREAMS, CHUNKS, CHUNK_SECONDS = 5, 16, 100, 100, 0.005
+CLIENTS, STREAMS, CHUNKS, CHUNK_SECONDS = 16, 100, 100, 0.005
 OPEN_STREAMS, SLOW_SECONDS = 2000, 0.1
 RATE, RATE_SECONDS = 200, 10
 #: LiteLLM gets so much less to do, because it takes as much longer.
@@ -77,7 +77,7 @@ REPORT = f"""# What the gateway's relay costs
 
 `{{command}}`, {{day}}, {{seconds:.0f}} s; {{machine}}; load before and after {{loads}}.
 
-Medians of {ROUNDS} rounds in turns, over {CLIENTS} connections (streams: {STREAMS}, a chunk of {len(CHUNK)}
+Medians of {{rounds}} rounds in turns, over {CLIENTS} connections (streams: {STREAMS}, a chunk of {len(CHUNK)}
 bytes each {1000 * CHUNK_SECONDS:.0f} ms); prompts of 1 KB. CPU is that of the relay's process alone. The
 gateway has all switched on that a platform would: an LLMRoute with the choice of a replica by prefix, the
 client's key and limits, signed requests, metrics, the access log. The bare relay is uvicorn and aiohttp
@@ -307,7 +307,7 @@ def litellm_before(url: str, port: int) -> Iterator[Target]:
 _VERSION = "from importlib.metadata import version; print(version('litellm'))"
 
 
-def closed_loop(found: list[Target], requests: int, bars: Bars) -> str:
+def closed_loop(found: list[Target], requests: int, rounds: int, bars: Bars) -> str:
     """The first table."""
     rows = []
     for load in (
@@ -315,7 +315,7 @@ def closed_loop(found: list[Target], requests: int, bars: Bars) -> str:
         Load(f"streams of {CHUNKS} chunks", STREAMS, STREAMS, stream=True),
     ):
         runs: dict[str, list[Run]] = {one.name: [] for one in found}
-        for _ in range(ROUNDS):
+        for _ in range(rounds):
             for target in found:
                 runs[target.name].append(load.run(target))
         bare = statistics.median(run.cpu_each for run in runs["bare relay"])
@@ -335,14 +335,14 @@ def closed_loop(found: list[Target], requests: int, bars: Bars) -> str:
     return "\n".join(rows)
 
 
-def open_loop(found: list[Target], bars: Bars) -> str:
+def open_loop(found: list[Target], rounds: int, bars: Bars) -> str:
     """The second table."""
     load = Load("rate", RATE * RATE_SECONDS, CLIENTS * 4, rate=RATE)
     direct = found[0]
     rows = []
     for target in found[1:]:
         own, added = [], []
-        for _ in range(ROUNDS):
+        for _ in range(rounds):
             before, run = load.run(direct), load.run(target)
             own.append(_percentiles(run))
             added.append(tuple(a - b for a, b in zip(_percentiles(run), _percentiles(before), strict=True)))
@@ -386,6 +386,7 @@ def main() -> None:
     """Write the report."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--requests", type=int, default=3000)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--replica", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.replica:
@@ -397,15 +398,16 @@ def main() -> None:
         for target in found:  # warm up
             Load("warm", 200, CLIENTS).run(target)
         tables = {
-            "loads_table": closed_loop(found, arguments.requests, bars),
-            "rate_table": open_loop(found, bars),
+            "loads_table": closed_loop(found, arguments.requests, arguments.rounds, bars),
+            "rate_table": open_loop(found, arguments.rounds, bars),
             "memory": memory(found[2], arguments.requests, bars),
             "bars_table": bars.table(),
         }
     names = ("aiohttp", "uvicorn", "uvloop")
     packages = ", ".join([f"Python {platform.python_version()}", *(f"{one} {version(one)}" for one in names)])
     text = REPORT.format(
-        command=f"python -m bench.gateway --requests {arguments.requests}",
+        command=f"python -m bench.gateway --requests {arguments.requests} --rounds {arguments.rounds}",
+        rounds=arguments.rounds,
         day=datetime.now(UTC).date(),
         seconds=time.monotonic() - begun,
         machine=f"{os.cpu_count()} CPUs ({platform.machine()}), {packages}",
