@@ -201,20 +201,15 @@ def _run_together(models: Mapping[str, ModelShape], arguments: argparse.Namespac
     if serving.ranks > 1:
         raise SizingError("Models are together on one accelerator: drop --tensor and --pipeline.")
     candidates, notes = _candidates(arguments)
-    needs = {name: memory.need(model, serving) for name, model in models.items()}
-    verdicts = [
-        (one, memory.fits_together(list(needs.values()), one.accelerator, serving)) for one in candidates
-    ]
+    placed = [together.place(models, one.name, one.accelerator, serving) for one in candidates]
     if arguments.output == "json":
-        rows = [{"profile": one.name, **asdict(verdict)} for one, verdict in verdicts]
-        document = {"models": {name: asdict(need) for name, need in needs.items()}, "profiles": rows}
-        text = json.dumps({**document, "advice": notes}, indent=2)
+        rows = [{"profile": one.name, **asdict(one.verdict)} for one in placed]
+        needs = {name: asdict(need) for name, need in together.largest(placed).needs.items()}
+        text = json.dumps({"models": needs, "profiles": rows, "advice": notes}, indent=2)
     else:
-        text = together.text(
-            needs, [(one.name, one.accelerator, verdict) for one, verdict in verdicts], serving, notes
-        )
+        text = together.text(placed, serving, notes)
     sys.stdout.write(f"{text}\n")
-    return DOES_NOT_FIT if all(verdict.verdict is Verdict.NOTHING for _, verdict in verdicts) else 0
+    return DOES_NOT_FIT if all(one.verdict.verdict is Verdict.NOTHING for one in placed) else 0
 
 
 def _candidates(arguments: argparse.Namespace) -> tuple[list[Candidate], list[str]]:

@@ -8,17 +8,40 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
+from quire_sizing import memory
 from quire_sizing.memory import Accelerator, Need, Serving, Together, Verdict
+from quire_sizing.model import ModelShape
 
 
-def text(
-    needs: Mapping[str, Need],
-    verdicts: Sequence[tuple[str, Accelerator, Together]],
-    serving: Serving,
-    notes: Sequence[str],
-) -> str:
-    """`verdicts`: by the name of the profile, empty for a memory that was given."""
+@dataclass(frozen=True, kw_only=True)
+class Placed:
+    """Models on one accelerator. `name`: of its profile, empty for a memory that was given; `needs`: what
+    each takes there, since a larger accelerator computes more tokens in a step.
+    """
+
+    name: str
+    accelerator: Accelerator
+    needs: Mapping[str, Need]
+    verdict: Together
+
+
+def place(models: Mapping[str, ModelShape], name: str, accelerator: Accelerator, serving: Serving) -> Placed:
+    """Whether the models fit. Raises SizingError for invalid limits."""
+    needs = {model: memory.need(shape, accelerator, serving) for model, shape in models.items()}
+    verdict = memory.fits_together(list(needs.values()), accelerator, serving)
+    return Placed(name=name, accelerator=accelerator, needs=needs, verdict=verdict)
+
+
+def largest(placed: Sequence[Placed]) -> Placed:
+    """The accelerator on which models take most."""
+    return max(placed, key=lambda one: one.accelerator.memory)
+
+
+def text(placed: Sequence[Placed], serving: Serving, notes: Sequence[str]) -> str:
+    """A table of what each model takes, on the largest accelerator, and a verdict for each accelerator."""
+    needs = largest(placed).needs
     heads = {"WEIGHTS": [need.weights for need in needs.values()]}
     if serving.max_adapters:
         heads["ADAPTERS"] = [need.adapters for need in needs.values()]
@@ -30,12 +53,9 @@ def text(
     rows: list[Sequence[str]] = [("MODEL", *heads)]
     rows += [(name, *map(_gb, counts)) for name, *counts in zip(needs, *heads.values(), strict=True)]
     lines = [*columns(rows), ""]
-    for name, accelerator, verdict in verdicts:
-        lines += [
-            f"{name}: {_verdict(needs, accelerator, verdict, serving)}"
-            if name
-            else _verdict(needs, accelerator, verdict, serving)
-        ]
+    for one in placed:
+        verdict = _verdict(one.needs, one.accelerator, one.verdict, serving)
+        lines.append(f"{one.name}: {verdict}" if one.name else verdict)
     return "\n".join([*lines, *(f"Note: {line}" for line in notes)])
 
 

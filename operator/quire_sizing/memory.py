@@ -192,6 +192,13 @@ def workspace(model: ModelShape, serving: Serving, *, samples: bool = True) -> i
     return process + activations + samples * 2 * 4 * serving.max_num_seqs * model.vocab_size
 
 
+def _on(accelerator: Accelerator, serving: Serving) -> Serving:
+    """With the tokens of a step that the server has there."""
+    if serving.max_num_batched_tokens is not None:
+        return serving
+    return replace(serving, max_num_batched_tokens=step_tokens(accelerator.memory))
+
+
 def step_tokens(memory: int) -> int:
     """The most tokens of a step on an accelerator of so many bytes, where no setting says so."""
     return LARGE_STEP_TOKENS if memory >= LARGE else STEP_TOKENS
@@ -200,8 +207,7 @@ def step_tokens(memory: int) -> int:
 def stage_budgets(model: ModelShape, accelerator: Accelerator, serving: Serving) -> tuple[StageBudget, ...]:
     """What a rank of each stage needs, and what remains for its part of the KV cache."""
     usable, found = int(accelerator.memory * serving.utilization), list[StageBudget]()
-    if serving.max_num_batched_tokens is None:
-        serving = replace(serving, max_num_batched_tokens=step_tokens(accelerator.memory))
+    serving = _on(accelerator, serving)
     divided = stages(model, serving.pipeline, serving.tensor)
     for index, stage in enumerate(divided):
         weights = weight_bytes(stage.parameters, serving.weight_bits)
@@ -301,9 +307,10 @@ class Together:
     most: int
 
 
-def need(model: ModelShape, serving: Serving) -> Need:
+def need(model: ModelShape, accelerator: Accelerator, serving: Serving) -> Need:
     """What a model on one accelerator needs of it. Raises SizingError for invalid limits."""
     _check(model, serving)
+    serving = _on(accelerator, serving)
     longest = (serving.max_model_len or model.longest) * kv_bytes_per_token(model, serving.kv_bits)
     return Need(
         weights=weight_bytes(model.parameters, serving.weight_bits),
