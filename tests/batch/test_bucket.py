@@ -6,7 +6,7 @@ import pytest
 from e2e.cluster import programs
 from e2e.ports import free_port
 from tests.batch.launch import line, lines_of, sdk, submit, wait_over
-from tests.server.fetch.test_buckets import BIN, KEY, SECRET, running
+from tests.server.fetch.bucket_server import BIN, KEY, SECRET, running
 
 
 @pytest.fixture(scope="module")

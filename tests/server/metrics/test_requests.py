@@ -306,4 +306,5 @@ def test_every_metric_is_on_the_page_and_every_one_of_the_page_exists(small):
     written = (Path(__file__).parents[3] / "docs" / "observability.md").read_text()
     table = written.partition("## Metrics")[2].partition("### Exemplars")[0]
     named = set(re.findall(r"`((?:llm_|vllm:)\w+)`", table))
-    assert named == served
+    # Endpoint pickers read it; without adapters there is nothing to say.
+    assert named - {"vllm:lora_requests_info"} == served

@@ -160,7 +160,7 @@ def test_what_is_said_of_an_adapter_has_a_bound_and_ends_no_rank(adapters, ranks
     """A file of a user may have names of megabytes, and errors of libraries quote what they were given."""
     theirs = ranks.followers[0]._adapters._own
 
-    def refuse(directory):
+    def refuse(*_):
         raise ModelCorruptError("x" * (2 << 20))
 
     with monkeypatch.context() as changed:

@@ -173,7 +173,8 @@ def test_bfloat16_runs_if_requested(directory: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"device": "cuda"}, "There is no CUDA device"),
+        ({"device": "cuda", "dtype": "auto"}, "There is no CUDA device"),
+        ({"device": "cuda", "dtype": "float32"}, "--dtype float32 is for --device cpu"),
         ({"dtype": "int3"}, "supported: auto"),
         ({"max_model_len": 257}, "256 positions"),
         ({"kv_cache_memory_bytes": 10}, "room for no block"),
