@@ -35,7 +35,7 @@ class Sizes:
     block: int = 64
 
 
-def _llama(
+def llama(
     hidden: int, inner: int, layers: int, heads: tuple[int, int, int], vocab: int, **more: Any
 ) -> Model:
     q_heads, kv_heads, size = heads
@@ -65,8 +65,8 @@ FULL = Sizes(
     cold=256 << 20,
     experts=(128, 2048, 768),
     models={
-        "8B": _llama(4096, 14_336, 32, (32, 8, 128), 128_256),
-        "1B": _llama(2048, 8192, 16, (32, 8, 64), 128_256, tie_word_embeddings=True),
+        "8B": llama(4096, 14_336, 32, (32, 8, 128), 128_256),
+        "1B": llama(2048, 8192, 16, (32, 8, 64), 128_256, tie_word_embeddings=True),
     },
     streams=(1, 8, 32, 128, 256),
     lengths=(128, 128),
@@ -90,8 +90,8 @@ TINY = Sizes(
     cold=1,
     experts=(4, 64, 64),
     models={
-        "8B": _llama(64, 128, 2, (4, 2, 16), 320),
-        "1B": _llama(64, 128, 1, (4, 2, 16), 320, tie_word_embeddings=True),
+        "8B": llama(64, 128, 2, (4, 2, 16), 320),
+        "1B": llama(64, 128, 1, (4, 2, 16), 320, tie_word_embeddings=True),
     },
     streams=(2,),
     lengths=(5, 3),

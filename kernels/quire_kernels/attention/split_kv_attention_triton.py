@@ -146,7 +146,7 @@ def _tiles(
     return start, first, each, tl.cdiv(tiles, each)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_stride"])
 def split_kernel(
     q_ptr, k_ptr, v_ptr, k_scales_ptr, v_scales_ptr, table_ptr, lengths_ptr, tree_ptr, parts_ptr, weights_ptr,
     q_stride, q_token_stride, block_stride, head_stride, scale_block_stride, scale_head_stride, table_stride,

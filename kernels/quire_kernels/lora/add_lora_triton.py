@@ -56,7 +56,7 @@ def lora_splits(blocks: int, inputs: int, processors: int) -> int:
     return 1 << (max(wanted, 1).bit_length() - 1)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens"])
 def lora_expand_kernel(
     shrunk_ptr, b_ptr, rows_ptr, owners_ptr, y_ptr, tokens, end_0, end_1, end_2, y_stride, outputs,
     RANK: tl.constexpr, RANK_BLOCK: tl.constexpr, PARTS: tl.constexpr, SPLITS: tl.constexpr,

@@ -67,7 +67,7 @@ def grouped_linear_triton(
     return out
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def grouped_linear_kernel(
     x_ptr, weight_ptr, rows_ptr, owners_ptr, scales_ptr, out_ptr, count, inputs, outputs, x_stride,
     owner_stride, column_stride, PER_ROW: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,

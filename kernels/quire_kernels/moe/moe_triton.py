@@ -122,7 +122,7 @@ def _routing(experts: int, per_token: int) -> LaunchConfig:
             "RANKS_BLOCK": triton.next_power_of_2(per_token),
         },
         warps=_WARPS,
-        aligned=frozenset({"logits_stride"}),
+        aligned=frozenset({"logits_stride", "experts"} if experts % 16 == 0 else ()),
         min_blocks=16,
     )  # fmt: skip
 

@@ -73,7 +73,7 @@ def w4a16_splits(rows: int, outputs: int, groups: int, processors: int) -> int:
     return 1 << (max(int(wanted), 1).bit_length() - 1)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def w4a16_kernel(
     x_ptr, packed_ptr, scales_ptr, zeros_ptr, bias_ptr, parts_ptr, rows, outputs, groups, x_stride,
     parts_stride, split_stride, GROUP: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,

@@ -41,7 +41,8 @@ def topk_topp_threshold_triton(
         raise ValueError("topk_topp_threshold: logits must be float32, adjacent elements a row, at least one")
     chunks = triton.cdiv(vocab_size, _CHUNK)
     maxima = torch.empty(rows, chunks * (_CHUNK // _GROUP), dtype=torch.float32, device=place)
-    tops, sums = torch.empty(2, rows, chunks, dtype=torch.float32, device=place)
+    tops = torch.empty(rows, chunks, dtype=torch.float32, device=place)
+    sums = torch.empty_like(tops)  # not a part of the same tensor: its address would not always be aligned
     candidates = torch.empty(rows, _CANDIDATES, dtype=torch.float32, device=place)
     scaled = torch.empty(rows, vocab_size, dtype=torch.float32, device=place)
     limits = (temperature, top_k, top_p, min_p)

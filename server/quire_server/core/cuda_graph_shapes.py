@@ -49,11 +49,12 @@ def shape_for(counts: Sequence[int], captured: Sequence[Shape]) -> Shape | None:
     return min(fitting, key=lambda shape: (shape[0] * shape[1], -shape[1]), default=None)
 
 
-def eager_shape(counts: Sequence[int]) -> Shape:
-    """The shape without a graph, which needs no padding: the same number of tokens for all, or single
-    tokens.
+def eager_shape(counts: Sequence[int], num_drafts: int) -> Shape:
+    """The shape without a graph: sequences with up to ``num_drafts`` drafts, padded to the most, or single
+    tokens. With other numbers of tokens the kernels would be compiled for each.
     """
-    return (len(counts), counts[0]) if len(set(counts)) == 1 else (sum(counts), 1)
+    together = (sum(counts), 1)
+    return shape_for(counts, ((len(counts), 1 + num_drafts), together)) or together
 
 
 def is_uniform(step: Step) -> bool:

@@ -197,6 +197,11 @@ class OffloadWorker:
             return None
         return CopyOutcome(tuple(failed), tuple(arrived), tuple(missed), tuple(lost), is_off)
 
+    def warm_up(self) -> None:
+        """Copy a block to the host and back, which compiles what does so. No block may be in use."""
+        save_blocks(self._kv_caches, self._host, [(0, 0)])
+        load_blocks(self._host, self._kv_caches, [(0, 0)])
+
     def close(self) -> None:
         """Free the disk tier's space."""
         if self._disk is not None:

@@ -33,6 +33,7 @@ from quire_server.runner.gpu.cuda_device import CudaDevice
 from quire_server.runner.gpu.device import Device, translate_device_errors
 from quire_server.runner.gpu.executor import ForwardOutput, GpuExecutor
 from quire_server.runner.gpu.input_batch import ON_DEVICE
+from quire_server.runner.gpu.warm_up import prepare
 from quire_server.runner.host_executor import HostExecutor
 from quire_server.runner.input_batch import InputBatch, SampledPositions
 from quire_server.runner.kv_cache import DirtyBlocks
@@ -76,7 +77,8 @@ class ModelRunner:
         self._device: GpuExecutor | None = None
         on_gpu = partial(GpuExecutor, input_batch=self._input_batch, watermark=options.watermark)
         if device is not None:
-            self._device = on_gpu(model, kv_caches, device=device, adapters=batch)
+            drafts = options.num_speculative_tokens
+            self._device = on_gpu(model, kv_caches, device=device, adapters=batch, num_drafts=drafts)
         self._executor = self._device or HostExecutor(model, kv_caches, self._input_batch, batch)
         self._leader: LeaderExecutor | None = None
         self.adapters: Adapters | LeaderAdapters | None = loaded.adapters
@@ -86,11 +88,10 @@ class ModelRunner:
                 self.adapters = LeaderAdapters(loaded.adapters, self._leader, ranks.topology.size - 1)
         self._uses_graphs = device is not None and memory_profile.uses_graphs(model, options)
         self._last_result: Callable[[], object] = bool  # waits for the last step sampled on the device
-        self._num_drafts = options.num_speculative_tokens
+        self._step_tokens = options.max_num_batched_tokens
         self._gpu_memory = loaded.gpu_memory
-        disk = loaded.disk
         self.num_host_slots = loaded.num_host_slots
-        self.num_disk_slots = disk.num_slots if disk is not None else 0
+        self.num_disk_slots = 0 if loaded.disk is None else loaded.disk.num_slots
         self.num_staging_slots = 0 if loaded.staging is None else loaded.staging.num_slots
         self._offload = loaded.offload_worker()
         self._watermark = options.watermark
@@ -148,13 +149,17 @@ class ModelRunner:
         return self._model.streamed_bytes
 
     def capture(self, on_progress: Callable[[int, int], None]) -> None:
-        """On a GPU, capture the graphs of decode steps; on_progress(graphs captured, all)."""
-        if self._device is not None and self._uses_graphs:
-            with translate_device_errors("while graphs are captured"):
-                self._device.capture(self._num_drafts, on_progress)
-        if self._draft_device is not None and self._captures_draft:
-            with translate_device_errors("while graphs are captured"):
-                self._draft_device.capture(0, on_progress)
+        """On a GPU, compile what steps launch, then capture the graphs of decode steps; on_progress(graphs
+        captured, all), also before each step that compiles.
+        """
+        if self._device is None:
+            return
+        with translate_device_errors("while kernels are compiled and graphs captured"):
+            prepare(self._device, self._step_tokens, on_progress, has_graphs=self._uses_graphs)
+            if self._draft_device is not None:
+                prepare(self._draft_device, self._step_tokens, on_progress, has_graphs=self._captures_draft)
+            if self._offload is not None:
+                self._offload.warm_up()
 
     @property
     def can_replay(self) -> bool:

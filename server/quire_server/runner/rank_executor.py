@@ -35,6 +35,7 @@ from quire_server.runner.config import RunnerConfig
 from quire_server.runner.gpu import memory_profile
 from quire_server.runner.gpu.device import Device, translate_device_errors
 from quire_server.runner.gpu.executor import ForwardOutput, GpuExecutor
+from quire_server.runner.gpu.warm_up import prepare
 from quire_server.runner.host_executor import HostExecutor
 from quire_server.runner.input_batch import InputBatch, SampledPositions
 from quire_server.runner.kv_cache import DirtyBlocks
@@ -262,11 +263,13 @@ class FollowerRunner:
         if device is None:
             self._executor: Executor = HostExecutor(*parts, batch)
         else:
-            self._executor = GpuExecutor(*parts, device, adapters=batch)
+            self._executor = GpuExecutor(
+                *parts, device, num_drafts=options.num_speculative_tokens, adapters=batch
+            )
         self._captures = device is not None and memory_profile.uses_graphs(loaded.model, options)
         if device is not None:
             self._executor.can_replay = self._captures
-        self._num_drafts = options.num_speculative_tokens
+        self._step_tokens = options.max_num_batched_tokens
         self._rank = _Rank(loaded.model, self._executor, self._input_batch, ranks)
         self._offload = loaded.offload_worker()
         self.work = NO_WORK  # of the last pass
@@ -297,10 +300,15 @@ class FollowerRunner:
             return cls(load_model(model_dir, options, on_progress, device, ranks), options, ranks)
 
     def capture(self, on_progress: Callable[[int, int], None]) -> None:
-        """As ``ModelRunner.capture``: all ranks capture the same shapes in the same order."""
-        if isinstance(self._executor, GpuExecutor) and self._captures:
-            with translate_device_errors("while graphs are captured"):
-                self._executor.capture(self._num_drafts, on_progress)
+        """As ``ModelRunner.capture``: all ranks compute the same steps, and capture the same shapes, in the
+        same order.
+        """
+        if not isinstance(self._executor, GpuExecutor):
+            return
+        with translate_device_errors("while kernels are compiled and graphs captured"):
+            prepare(self._executor, self._step_tokens, on_progress, has_graphs=self._captures)
+            if self._offload is not None:
+                self._offload.warm_up()
 
     @property
     def can_replay(self) -> bool:

@@ -132,7 +132,8 @@ def test_its_answers_are_those_of_the_torch_path(
     if isinstance(device, FakeDevice):
         assert ("replay" in device.log) is not is_eager
     sizes = 4  # 5, 4, 2 and 1: three rows are padded to four
-    assert progress == ([] if is_eager else [(done, sizes) for done in range(sizes + 1)])
+    captured = [(0, 0)] if is_eager else [(done, sizes) for done in range(sizes + 1)]
+    assert list(dict.fromkeys(progress)) == captured and progress.count(captured[0]) > 3, "kernels come first"
 
 
 @pytest.mark.kernels

@@ -23,7 +23,13 @@ def test_a_batch_larger_than_all_graphs_or_without_a_graph_is_computed_eagerly()
     assert shape_for((1,) * 513, shapes(4096, 0)) is None
     assert shape_for((1,), ()) is None
     assert shape_for((3,), shapes(2, 0)) is None
-    assert eager_shape((1, 1)) == (2, 1) and eager_shape((3, 3)) == (2, 3) and eager_shape((3, 1)) == (4, 1)
+
+
+def test_without_a_graph_there_are_two_numbers_of_tokens_a_sequence_whatever_was_drafted() -> None:
+    assert eager_shape((1, 1), 2) == (2, 1) and eager_shape((3, 3), 2) == (2, 3)
+    assert eager_shape((3, 1), 2) == (4, 1) and eager_shape((2, 2), 2) == (4, 1)
+    assert eager_shape((3, 3, 2), 2) == (8, 1), "no padding"
+    assert eager_shape((5,), 0) == (5, 1)
 
 
 def test_drafts_are_verified_in_one_graph_unless_it_would_be_mostly_padding() -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -26,6 +27,18 @@ class Memory(NamedTuple):
     free: int
     reserved: int
     allocated: int
+
+
+def upload_together(
+    upload: Callable[[NDArray[Any]], Tensor], *arrays: NDArray[np.int64]
+) -> tuple[Tensor, ...]:
+    """Upload arrays of one length by one copy. Each begins at a multiple of 16 bytes, as in a tensor of its
+    own: Triton compiles a kernel once more for addresses that are no such multiples.
+    """
+    length = len(arrays[0])
+    padded = np.zeros((len(arrays), length + length % 2), np.int64)
+    padded[:, :length] = arrays
+    return upload(padded)[:, :length].unbind(0)
 
 
 class Device(Protocol):

@@ -8,7 +8,8 @@ exchange is exchanged before and after them.
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,7 +30,7 @@ from quire_server.runner.batch_builder import StepLayout
 from quire_server.runner.exchanges import Exchange, Kind
 from quire_server.runner.gpu import logits_edits, sampler
 from quire_server.runner.gpu.cuda_graphs import CudaGraphs
-from quire_server.runner.gpu.device import Device, Outputs
+from quire_server.runner.gpu.device import Device, Outputs, upload_together
 from quire_server.runner.gpu.input_batch import GpuInputBatch
 from quire_server.runner.gpu.sampler import Sampled
 from quire_server.runner.input_batch import InputBatch
@@ -64,9 +65,10 @@ def output_of(
 class GpuExecutor:
     """A model on a GPU with its part of the input batch.
 
-    ``adapters``: what is set for each pass, where the model has any. ``is_draft``: a draft model. Input
-    tokens may be beyond its vocabulary, and it computes no prompt logprobs. Of several ranks only the first
-    samples, after the graph: the others have the logits of their part of the vocabulary.
+    ``num_drafts``: the most that a row has in a step. ``adapters``: what is set for each pass, where the
+    model has any. ``is_draft``: a draft model. Input tokens may be beyond its vocabulary, and it computes no
+    prompt logprobs. Of several ranks only the first samples, after the graph: the others have the logits of
+    their part of the vocabulary.
     """
 
     def __init__(
@@ -76,12 +78,14 @@ class GpuExecutor:
         input_batch: InputBatch,
         device: Device,
         *,
+        num_drafts: int = 0,
         is_draft: bool = False,
         adapters: BatchAdapters | None = None,
         watermark: Watermark | None = None,
     ) -> None:
         self._model, self._kv_caches, self._input_batch, self._device = model, kv_caches, input_batch, device
         self._is_draft, self._adapters, self._watermark = is_draft, adapters, watermark
+        self.num_drafts = num_drafts
         self._state = GpuInputBatch(input_batch, device)
         self._graphs = CudaGraphs(device)
         self._is_whole = model.config.topology.size == 1
@@ -89,12 +93,37 @@ class GpuExecutor:
         self.can_replay = True  # whether decode steps may be replays; on several ranks rank 0 decides
         self.graph_bytes = 0  # memory of the captured graphs
 
+    @property
+    def graph_shapes(self) -> tuple[Shape, ...]:
+        """Those that are captured."""
+        return cuda_graph_shapes.shapes(len(self._input_batch.tokens), self.num_drafts)
+
+    @property
+    def samples(self) -> bool:
+        """Whether tokens are sampled here: by the model's first rank."""
+        return self._model.config.topology.is_leader
+
+    def apart(self) -> tuple["GpuExecutor", InputBatch]:
+        """An executor of the same model with the same caches, and a batch of its own."""
+        num_rows, max_len = self._input_batch.tokens.shape
+        input_batch = InputBatch(num_rows, max_len, self._input_batch.block_size)
+        made = GpuExecutor(
+            self._model, self._kv_caches, input_batch, self._device, num_drafts=self.num_drafts,
+            is_draft=self._is_draft, adapters=self._adapters, watermark=self._watermark,
+        )  # fmt: skip
+        return made, input_batch
+
+    @contextmanager
+    def without_other_stages(self) -> Iterator[None]:
+        """Within it a stage computes alone."""
+        self._model.is_apart = True
+        yield
+        self._model.is_apart = False
+
     @torch.inference_mode()
-    def capture(self, num_drafts: int, on_progress: Callable[[int, int], None]) -> None:
-        """Capture decode steps of all shapes that the batch can have, with up to ``num_drafts`` drafts per
-        row.
-        """
-        shapes = cuda_graph_shapes.shapes(len(self._input_batch.tokens), num_drafts)
+    def capture(self, on_progress: Callable[[int, int], None]) -> None:
+        """Capture decode steps of all shapes that the batch can have."""
+        shapes = self.graph_shapes
         before = self._device.memory().reserved
         model, padding = self._model, self._state.padding
         self._graphs.capture(shapes, padding, self._decode, model.no_states, on_progress)
@@ -220,7 +249,7 @@ class GpuExecutor:
         edits.before_penalties(logits, upload)
         sampler.penalise(logits, self._state, input_batch, row_ids, ends, upload)
         edits.after_penalties(logits, upload)
-        index, lengths = upload(np.stack((row_ids, ends)))
+        index, lengths = upload_together(upload, row_ids, ends)
         return sampler.choose(logits, self._state, index, lengths)
 
     def _launch_decode(
@@ -229,7 +258,7 @@ class GpuExecutor:
         """A decode step: the last tokens of each row as one sequence, or as separate sequences where less is
         padding.
         """
-        shape = graph or cuda_graph_shapes.eager_shape(step.num_tokens)
+        shape = graph or cuda_graph_shapes.eager_shape(step.num_tokens, self.num_drafts)
         rows, starts, counts = layout.rows, layout.starts, layout.ends - layout.starts
         if shape[1] == 1:
             rows, starts = layout.sampled_rows, layout.sampled_lengths - 1

@@ -110,7 +110,12 @@ def _peaks(
     input_batch = InputBatch(num_rows, longest, block_size)
     caches = kv_cache.allocate(model.config, 1, block_size, dtype=stored, device=device.place)
     steps = GpuExecutor(
-        model, caches, input_batch, device, adapters=None if adapters is None else adapters.batch
+        model,
+        caches,
+        input_batch,
+        device,
+        num_drafts=drafts,
+        adapters=None if adapters is None else adapters.batch,
     )
     samples = model.config.topology.is_leader
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from quire_server.core.step import NOT_FINITE, NOTHING_ALLOWED, TokenLogprobs
 from quire_server.layers.ops import apply_penalties, draw_tokens, token_logprobs
+from quire_server.runner.gpu.device import upload_together
 from quire_server.runner.gpu.input_batch import GpuInputBatch
 from quire_server.runner.input_batch import PENALTY_COLUMNS, SAMPLING_COLUMNS, InputBatch
 from quire_server.runner.sampler import GREEDY_BELOW, listed
@@ -49,8 +50,8 @@ def penalise(
         return
     ids, ends = row_ids[places], lengths[places]
     contexts = state.contexts(ids, ends)
-    index = upload(np.stack((places, ids, input_batch.num_prompt[ids], ends)))
-    on_device, rows, num_prompt, num_tokens = index
+    index = (places, ids, input_batch.num_prompt[ids], ends)
+    on_device, rows, num_prompt, num_tokens = upload_together(upload, *index)
     parameters = (upload(input_batch.sampling[name][ids]) for name in PENALTY_COLUMNS)
     some = logits[on_device]
     logits[on_device] = apply_penalties(some, contexts, rows, num_prompt, num_tokens, *parameters, out=some)

@@ -70,7 +70,7 @@ def test_out_of_memory_while_loading_or_capturing_is_explained(
             raise fault
 
     said = "no memory left" if reason is Reason.GPU_OUT_OF_MEMORY else "The GPU failed"
-    with pytest.raises(DeviceError, match=f"{said} while graphs are captured") as caught:
+    with pytest.raises(DeviceError, match=f"{said} while kernels are compiled and graphs captured") as caught:
         capture_graphs(Broken(), directory)
     assert failure_of(caught.value).reason is reason
 
@@ -93,7 +93,7 @@ def test_a_kernel_that_is_too_large_for_the_gpu_is_explained(directory: Path) ->
 
     with pytest.raises(
         DeviceError,
-        match=r"more of the GPU than it has \(while graphs .*limit: 101376.* take an A100",
+        match=r"more of the GPU than it has \(while kernels .*limit: 101376.* take an A100",
     ):
         capture_graphs(Small(), directory)
 

@@ -35,7 +35,7 @@ def gpu_runner(device: FakeDevice, directory: Path, **options: object) -> ModelR
     chosen = RunnerConfig(**(settings | options))  # type: ignore[arg-type]  # mixed values
     parts = load_model(directory, chosen, lambda loaded, total: None, device)
     runner = ModelRunner(parts, chosen, Grammars(lambda: pytest.fail("no grammar is used")))
-    runner.capture(lambda captured, wanted: pytest.fail("nothing is captured"))
+    runner.capture(lambda captured, wanted: None if wanted == 0 else pytest.fail("nothing is captured"))
     return runner
 
 
