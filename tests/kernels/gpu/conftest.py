@@ -6,6 +6,7 @@ import pytest
 import torch
 
 if not torch.cuda.is_available():  # it patches the pinned triton version; a GPU machine may have another one
+    from tests.kernels.gpu.address_log import address_log
     from tests.kernels.gpu.interpreter import interpreted
 
 
@@ -15,10 +16,15 @@ def device() -> str:
 
 
 @pytest.fixture(autouse=True)
-def _launched(device: str) -> Iterator[None]:
+def _launched(device: str, request: pytest.FixtureRequest) -> Iterator[None]:
     torch.manual_seed(0)
     if device == "cuda":
         yield
         return
     with interpreted():
-        yield
+        if request.node.get_closest_marker("kernels") is None:
+            yield
+            return
+        with address_log() as log:
+            yield
+        assert not log.faults, "within one launch: " + ", ".join(map(str, log.faults.items()))

@@ -62,9 +62,17 @@ def _rewritten(fn: Callable[..., Any]) -> Callable[..., Any]:
     return interpreter.FunctionRewriter(fn).rewrite_ast()
 
 
-def _launch(self: JITFunction, *args: Any, grid: Any, warmup: bool, **more: Any) -> None:
+class _Grid(interpreter.GridExecutor):  # type: ignore[misc]  # triton has no types
+    """On a CPU arguments are in place, and are not copied back onto themselves: a tensor may be sparse."""
+
+    def _restore_args_dev(self, *args: Any) -> None:
+        """Nothing."""
+
+
+def launch(self: JITFunction, *args: Any, grid: Any, warmup: bool, **more: Any) -> None:
+    """Run all programs of a launch, one after the other."""
     names = [parameter.name for parameter in self.params]
-    interpreter.GridExecutor(_rewritten(self.fn), names, grid)(*args, **more)
+    _Grid(_rewritten(self.fn), names, grid)(*args, **more)
 
 
 def _call(self: JITFunction, *args: Any, **more: Any) -> Any:
@@ -131,7 +139,7 @@ def _create_splat(self: Any, *args: Any) -> Any:
 
 
 _REPLACEMENTS: tuple[tuple[Any, str, Any], ...] = (
-    (JITFunction, "run", _launch),
+    (JITFunction, "run", launch),
     (JITFunction, "__call__", _call),
     (interpreter, "_convert_float", _convert),
     (_Builder, "create_dot", _create_dot),
