@@ -5,6 +5,8 @@ import os
 import socket
 import threading
 
+from quire_server.kv_transfer.frames import HEADER
+
 
 class FaultyLink:
     """Forwards connections to ``target``, an address of TCP or a unix socket. ``next_fault`` is asked for
@@ -68,7 +70,9 @@ class FaultyLink:
                         break
                     data = data[:left] + bytes([data[left] ^ 4]) + data[left + 1 :]
                 left -= len(data)
-                if received:
+                if received:  # with the last piece that was read, which is a header: what is before has none
+                    sink.sendall(data[: -HEADER.size])
+                    data = data[-HEADER.size :]
                     socket.send_fds(sink, [data], received)
                 else:
                     sink.sendall(data)

@@ -369,14 +369,15 @@ def wait(condition, seconds=120.0):
 
 def until_transfers(pair, count, most=50):
     """Ask for new prompts until so many more transfers have succeeded, which a busy machine may delay."""
-    before = pair.consumer.connector.stats()[0]
+    start = pair.consumer.connector.stats()
+    before = start.succeeded
     for number in range(most):
         prompt = [number % VOCAB_SIZE, *range(40)]
         assert pair.ask(prompt, f"further {number}") == answer(prompt, 12)
         if pair.consumer.connector.stats()[0] >= before + count:
             return
         pair.consumer.connector._producers._avoided.clear()
-    raise AssertionError(f"{most} prompts, and {pair.consumer.connector.stats()}")
+    raise AssertionError(f"{most} prompts, from {start} to {pair.consumer.connector.stats()}")
 
 
 @pytest.fixture
