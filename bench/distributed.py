@@ -1,7 +1,8 @@
 """What it costs to divide a model among ranks, on this machine: python -m bench.distributed [--only SECTION]
 
-Each section writes a table to bench/results/distributed/, so that one of them can be repeated;
-bench/results/distributed.md has all of them, with machine, load and command.
+Each section writes a table to bench/results/distributed/, so that one of them can be repeated, and each
+kind of CPU has tables of its own; bench/results/distributed.md has all of them, with machine, load and
+command.
 """
 
 import argparse
@@ -14,10 +15,20 @@ from pathlib import Path
 
 import torch
 
-from bench import all_reduce, pipeline, prefill_decode, rank_exchanges, rank_losses, rank_shards, step_message
+from bench import (
+    all_reduce,
+    cut_links,
+    pipeline,
+    prefill_decode,
+    rank_exchanges,
+    rank_losses,
+    rank_shards,
+    step_message,
+)
 from bench.engine_rates import NEW_TOKENS, PROMPT
 from bench.tensor_parallel import ROUNDS, WEIGHTS, tensor_parallel
 from e2e import models
+from quire_server.layers.int8_linear import native_kernels
 
 RESULTS = Path(__file__).parent / "results"
 TRANSFERS = 21
@@ -63,25 +74,28 @@ SECTIONS: dict[str, tuple[str, Callable[[argparse.Namespace], str]]] = {
         "event, nothing left; ready within the load time + 10 s)",
         lambda arguments: rank_losses.report(arguments.losses),
     ),
+    "cut-link": (
+        "The link between two nodes of a group is cut (bar: 5 s)",
+        lambda _: cut_links.report(),
+    ),
     "transfer": (
         "Prefill and decode apart: what fetching the KV blocks of SmolLM2-135M adds to the time to the first "
         "token (bar: bytes / (1 GB/s) + 10 ms)",
         lambda _: prefill_decode.compare(models.smollm2(), (256, 512, 1024, 1536), TRANSFERS),
     ),
 }
-#: Measured by other programs, which have results of their own.
-NOT_MEASURED = {
-    "All-reduce kernels, NCCL and CUDA graphs on GPUs": "not measured (`make bench-gpu`)",
-}
+#: Of tests, written by hand.
+TESTS = "tests.md"
 
 
 def machine(name: str, options: str) -> str:
     """What the figures depend on."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     processor = next(line for line in lines if line.startswith("model name")).split(":")[1].strip()
+    cores, load, day = len(os.sched_getaffinity(0)), os.getloadavg()[0], datetime.now(UTC).date()
     return (
-        f"{processor}, {len(os.sched_getaffinity(0))} cores, {datetime.now(UTC):%Y-%m-%d}, load average "
-        f"{os.getloadavg()[0]:.1f} before; Python {platform.python_version()}, torch {torch.__version__}. "
+        f"{processor} ({native_kernels()}), {cores} cores, {day}, load average {load:.1f} before; "
+        f"Python {platform.python_version()}, torch {torch.__version__}. "
         f"Command: `python -m bench.distributed --only {name}{options}`."
     )
 
@@ -99,18 +113,17 @@ def main() -> None:
         where = machine(name, options)  # before, because measuring is a load
         text = f"## {title}\n\n{measure(arguments)}\n\n{where}\n"
         print(text, flush=True)
-        (folder / f"{name}.md").write_text(text)
+        (folder / f"{name}.{native_kernels()}.md").write_text(text)
     (RESULTS / "distributed.md").write_text(page(folder))
 
 
 def page(folder: Path) -> str:
-    """All parts, those of earlier runs too."""
+    """All parts, those of earlier runs and of other CPUs too."""
     parts = ["# A model divided among ranks on a CPU\n"]
     for name, (title, _) in SECTIONS.items():
-        path = folder / f"{name}.md"
-        parts.append(path.read_text() if path.exists() else f"## {title}\n\nNot measured.\n")
-    rest = "\n".join(f"- {what}: {state}." for what, state in NOT_MEASURED.items())
-    return "\n".join([*parts, f"## Elsewhere\n\n{rest}\n"])
+        found = [path.read_text() for path in sorted(folder.glob(f"{name}.*.md"))]
+        parts += found or [f"## {title}\n\nNot measured.\n"]
+    return "\n".join([*parts, (folder / TESTS).read_text()])
 
 
 if __name__ == "__main__":
