@@ -104,7 +104,8 @@ it makes here says how much of a bar is this machine's.
 |---|---|---|---|
 {{bars_table}}
 
-What the policies do that choose a replica is in [gateway_routing.md](gateway_routing.md).
+What a million requests add to its memory is in [gateway_memory.md](gateway_memory.md), what the policies do
+that choose a replica in [gateway_routing.md](gateway_routing.md).
 """
 
 
@@ -364,12 +365,12 @@ def memory(gateway: Target, requests: int, bars: Bars) -> str:
     """Its growth over many requests, and with streams open."""
     load = Load("memory", requests, CLIENTS)
     load.run(gateway)
-    before = _resident(gateway)
+    before = resident(gateway) // 1024
     load.run(gateway)
-    after = _resident(gateway)
+    after = resident(gateway) // 1024
     slow = Load("open", OPEN_STREAMS, OPEN_STREAMS, stream=True, user="slow")
     slow.run(gateway)
-    most = _resident(gateway, "VmHWM")
+    most = resident(gateway, "VmHWM") // 1024
     bars.put("MB at most, 2,000 streams open", gateway, str(most))
     return (
         f"{before} MB after {2 * requests:,} requests, {after - before:+d} MB over {requests:,} more, "
@@ -377,9 +378,10 @@ def memory(gateway: Target, requests: int, bars: Bars) -> str:
     )
 
 
-def _resident(target: Target, field: str = "VmRSS") -> int:
+def resident(target: Target, field: str = "VmRSS") -> int:
+    """Memory of its process, in KiB."""
     status = Path(f"/proc/{target.pid}/status").read_text()
-    return int(status.partition(f"{field}:")[2].split()[0]) // 1024
+    return int(status.partition(f"{field}:")[2].split()[0])
 
 
 def main() -> None:
