@@ -48,7 +48,7 @@ def batch_sizes(engine: Quire, sizes: Sequence[int]) -> str:
     return table(heads, rows) + (
         f"\n\nPrompts of {PROMPT} tokens. The linear layers have {macs / 1e6:.0f} MB of weights, read once a "
         f"step, and {macs / 1e6:.0f} M multiplications for each row. A sum over 512 MB reads "
-        f"{_bandwidth() / 1e9:.0f} GB/s, and the same kernel multiplies {_peak(model) / 1e9:.0f} GMAC/s on a "
+        f"{bandwidth() / 1e9:.0f} GB/s, and the same kernel multiplies {_peak(model) / 1e9:.0f} GMAC/s on a "
         f"matrix that stays in the cache, {many} rows at once. One more request from {few} to {many} costs: "
         f"linear layers {more.linear * 1e3:.3f} ms, attention {more.attention * 1e3:.3f} ms, the rest "
         f"{more.rest * 1e3:.3f} ms. No batch can pass {1 / more.whole:.0f} tok/s at that price."
@@ -122,7 +122,7 @@ def _multiplications(config: ModelConfig) -> int:
     return config.num_layers * layer + config.vocab_size * config.hidden_size
 
 
-def _bandwidth() -> float:
+def bandwidth() -> float:
     """Bytes per second when reading 512 MB with all threads."""
     buffer = torch.ones(1 << 26, dtype=torch.int64)
     return buffer.nbytes / min(_seconds(buffer.sum) for _ in range(5))

@@ -11,7 +11,7 @@ from bench.baselines import Engine
 from bench.engine import prompts
 
 REPEATS = 3
-OURS, THEIRS, BEST_OF = "quire auto int8", "transformers", "llama.cpp"
+OURS, THEIRS, BEST_OF = "quire auto", "transformers", "llama.cpp"
 Maker = Callable[[int], Engine]  # from the number of streams
 
 
@@ -34,6 +34,12 @@ class Comparison:
                         seconds[name].append([taken for _, taken in steps])
             self._add(f"x{count}", count, seconds)
         return self._table()
+
+    def rates(self, streams: int, name: str) -> tuple[float, float]:
+        """Of an engine whose decoding with so many streams was compared: by the median, and by the fastest
+        step.
+        """
+        return self._columns[f"x{streams}"][name]
 
     def decode_leaving(
         self, length: int, streams: tuple[int, ...], steps_each: int, repeats: int = REPEATS
@@ -99,8 +105,10 @@ class Comparison:
             if not any(name.startswith(prefix) for name in self._makers):
                 continue
             best = [max(c[name][0] for name in c if name.startswith(prefix)) for c in columns]
-            ratios = [column[OURS][0] / rate for column, rate in zip(columns, best, strict=True)]
-            rows.append([f"int8 / {title}", *(f"{ratio:.{digits}f}x" for ratio in ratios)])
+            for ours in (name for name in self._makers if name.startswith(OURS)):
+                ratios = [column[ours][0] / rate for column, rate in zip(columns, best, strict=True)]
+                title_ours = ours.removeprefix(OURS).strip()
+                rows.append([f"{title_ours} / {title}", *(f"{ratio:.{digits}f}x" for ratio in ratios)])
         return table(["tok/s: median (best step)", *self._columns], rows)
 
 

@@ -14,12 +14,24 @@ from pathlib import Path
 
 import torch
 
-from bench import arrivals, grammars, kv_waste, offload, prefix, quality, quantized, sampled, scheduler
+from bench import (
+    arrivals,
+    grammars,
+    int4,
+    kv_waste,
+    offload,
+    prefix,
+    quality,
+    quantized,
+    random_llama,
+    sampled,
+    scheduler,
+)
 from bench.baselines import GREEDY, SAMPLED, Drawing, Engine, Transformers
 from bench.batching import batching
 from bench.compare import REPEATS, Comparison, Maker
 from bench.engine import Quire
-from bench.http_overhead import http_overhead
+from bench.http_overhead import http_overhead, http_rates
 from bench.interference import interference
 from bench.kv_dtypes import speeds
 from bench.llama import LlamaCpp, requantised
@@ -48,8 +60,7 @@ def comparison(*ours: tuple[str, str], drawing: Drawing = GREEDY) -> Comparison:
     makers: dict[str, Maker] = {}
     if not drawing.schema:
         makers["transformers"] = _kept(Transformers(directory, drawing))
-    for kind, gguf in (("Q4_1", GGUF), *((kind, requantised(GGUF, kind)) for kind in ("Q4_0", "Q8_0"))):
-        makers[f"llama.cpp {kind}"] = _llama(gguf, drawing)
+    makers |= _llamas(GGUF, "Q4_1", drawing)
     for dtype, quantization in ours:
         engine = Quire(directory, dtype=dtype, quantization=quantization, drawing=drawing)
         makers[f"quire {dtype} {quantization}"] = _kept(engine)
@@ -60,8 +71,27 @@ def _kept(engine: Engine) -> Maker:
     return lambda streams: engine
 
 
+def _llamas(gguf: Path, stored: str, drawing: Drawing = GREEDY) -> dict[str, Maker]:
+    """llama.cpp with this file, ``stored`` so, and with the formats that it is fastest with."""
+    files = {stored: gguf} | {kind: requantised(gguf, kind) for kind in ("Q4_0", "Q8_0")}
+    return {f"llama.cpp {kind}": _llama(file, drawing) for kind, file in files.items()}
+
+
 def _llama(gguf: Path, drawing: Drawing) -> Maker:
     return lambda streams: LlamaCpp(gguf, streams, torch.get_num_threads(), drawing)
+
+
+def int4_of_smollm2() -> str:
+    """After prompts as in ``decode``."""
+    return int4.compare(models.smollm2(), _llamas(GGUF, "Q4_1"), length=128, new_tokens=64)
+
+
+def int4_of_1b() -> str:
+    """After shorter prompts, or they would take most of the time. Its float16 is left out, too."""
+    directory = random_llama.write(models.CACHE / "random-llama-1b")
+    llamas = _llamas(random_llama.write_gguf(directory, directory.with_suffix(".F16.gguf")), "F16")
+    del llamas["llama.cpp F16"]
+    return int4.compare(directory, llamas, length=32, new_tokens=32)
 
 
 def open_loop() -> str:
@@ -124,6 +154,19 @@ SECTIONS: dict[str, tuple[str, Callable[[], str]]] = {
     "http": (
         "Through HTTP: 32 clients, prompts of 128 tokens, 128 new ones",
         lambda: http_overhead(models.smollm2()),
+    ),
+    "int4": (
+        f"int4: decode after prompts of 128 tokens (medians of {REPEATS} runs in turns)",
+        int4_of_smollm2,
+    ),
+    "int4-1b": (
+        "int4: a Llama of 1.1 B random parameters, decode after prompts of 32 tokens (medians of "
+        f"{REPEATS} runs in turns)",
+        int4_of_1b,
+    ),
+    "int4-http": (
+        "int4 through HTTP: 16 clients, prompts of 128 tokens, 128 new ones",
+        lambda: http_rates(models.smollm2(), quantization="int4", clients=16),
     ),
     "quality": ("What int8 costs in quality", lambda: quality.compare(models.smollm2())),
     "quantized": ("What quantised checkpoints cost in quality", lambda: quantized.report(models.smollm2())),

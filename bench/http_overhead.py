@@ -26,13 +26,18 @@ from tests.server.launch import Server
 
 RESULTS = Path(__file__).parent / "results"
 CLIENTS, REQUESTS, PROMPT, NEW, ROUNDS = 32, 64, 128, 128, 3
+QUANTIZATION = "int8"
 CHUNK = 512  # the server's default
 NAME = "smollm2"
 DISTURBED = 0.15  # share of one CPU used by other processes, above which a round is not counted
 _MINE = time.CLOCK_PROCESS_CPUTIME_ID
-LOADS: dict[str, Callable[[http_load.Load], http_load.Run]] = {
+Loads = dict[str, Callable[[http_load.Load], http_load.Run]]
+BARE: Loads = {
     "HTTP, streaming, bare client": lambda load: http_load.bare(load, stream=True),
     "HTTP, whole answers, bare client": lambda load: http_load.bare(load, stream=False),
+}
+LOADS: Loads = {
+    **BARE,
     "HTTP, streaming, guidellm": lambda load: http_load.guidellm(load, stream=True),
     "HTTP, whole answers, guidellm": lambda load: http_load.guidellm(load, stream=False),
 }
@@ -57,7 +62,7 @@ def texts(tokenizer: Tokenizer, seed: str) -> list[str]:
     return found
 
 
-def in_process(engine: Quire, prompts: list[list[int]]) -> http_load.Run:
+def in_process(engine: Quire, prompts: list[list[int]], clients: int = CLIENTS) -> http_load.Run:
     """Scheduler and runner alone: when an answer is complete, the next prompt is added."""
     scheduler, waiting = engine.scheduler(chunk=CHUNK, prefix_caching=True), list(enumerate(prompts))[::-1]
 
@@ -67,7 +72,7 @@ def in_process(engine: Quire, prompts: list[list[int]]) -> http_load.Run:
             sampling = SamplingParams(NEW, temperature=0.0)
             scheduler.add(Request(str(number), tuple(prompt), sampling, arrival=float(number)))
 
-    for _ in range(CLIENTS):
+    for _ in range(clients):
         admit()
     start, cpu, everybody = time.monotonic(), time.clock_gettime(_MINE), process_cpu.busy()
     while (step := scheduler.schedule()) is not None:
@@ -79,10 +84,23 @@ def in_process(engine: Quire, prompts: list[list[int]]) -> http_load.Run:
 
 
 def http_overhead(directory: Path) -> str:
-    engine = Quire(directory, dtype="auto", quantization="int8")
+    """All load generators; their figures and percentiles become files, too."""
+    return _report(_measured(directory, LOADS, QUANTIZATION, CLIENTS))
+
+
+def http_rates(directory: Path, *, quantization: str, clients: int) -> str:
+    """Throughput with the minimal client alone."""
+    runs, rounds = _counted(_measured(directory, BARE, quantization, clients))
+    return f"{_throughput(runs, clients)}\n\n{rounds}"
+
+
+def _measured(
+    directory: Path, loads: Loads, quantization: str, clients: int
+) -> dict[str, list[http_load.Run]]:
+    engine = Quire(directory, dtype="auto", quantization=quantization)
     tokenizer = Tokenizer.load(directory)
-    runs: dict[str, list[http_load.Run]] = {DIRECT: [], **{name: [] for name in LOADS}}
-    flags = ("--served-model-name", NAME, "--quantization", "int8", "--max-num-seqs", str(CLIENTS))
+    runs: dict[str, list[http_load.Run]] = {DIRECT: [], **{name: [] for name in loads}}
+    flags = ("--served-model-name", NAME, "--quantization", quantization, "--max-num-seqs", str(clients))
     sizes = ("--max-model-len", str(CONTEXT), "--kv-cache-memory-bytes", str(3 << 30))
     with tempfile.TemporaryDirectory() as folder:
         threads = {"OMP_NUM_THREADS": str(torch.get_num_threads())}
@@ -93,18 +111,18 @@ def http_overhead(directory: Path) -> str:
             def load(seed: str) -> http_load.Load:
                 """Prompts of its own: none finds another one's in the prefix cache."""
                 prompts = texts(tokenizer, seed)
-                return http_load.Load(server.port, directory, NAME, CLIENTS, prompts, NEW, children)
+                return http_load.Load(server.port, directory, NAME, clients, prompts, NEW, children)
 
             for number in range(ROUNDS + 1):  # the first one warms up
-                prompts = texts(tokenizer, f"{number} {DIRECT}")
+                prompts = [tokenizer.encode(text) for text in texts(tokenizer, f"{number} {DIRECT}")]
+                direct = in_process(engine, prompts, clients)
                 if number == 0:
                     http_load.bare(load("warm up"), stream=True)
-                    in_process(engine, [tokenizer.encode(text) for text in prompts])
                     continue
-                runs[DIRECT].append(in_process(engine, [tokenizer.encode(text) for text in prompts]))
-                for name, run in LOADS.items():
+                runs[DIRECT].append(direct)
+                for name, run in loads.items():
                     runs[name].append(run(load(f"{number} {name}")))
-    return _report(runs)
+    return runs
 
 
 def _quiet(runs: dict[str, list[http_load.Run]]) -> list[int]:
@@ -118,11 +136,20 @@ def _quiet(runs: dict[str, list[http_load.Run]]) -> list[int]:
     return calm or list(rounds)
 
 
-def _report(every: dict[str, list[http_load.Run]]) -> str:
-    (RESULTS / "http.json").write_text(json.dumps(_figures(every), indent=1) + "\n")
+def _counted(every: dict[str, list[http_load.Run]]) -> tuple[dict[str, list[http_load.Run]], str]:
+    """The rounds that count, and how many these are."""
     counted = _quiet(every)
     runs = {name: [mine[i] for i in counted] for name, mine in every.items()}
     others = max(run.cpu["others"] / run.seconds for mine in runs.values() for run in mine)
+    return runs, (
+        f"{len(counted)} of {len(every[DIRECT])} rounds count; other work on the machine took at most "
+        f"{100 * others:.0f} % of one CPU in them."
+    )
+
+
+def _report(every: dict[str, list[http_load.Run]]) -> str:
+    (RESULTS / "http.json").write_text(json.dumps(_figures(every), indent=1) + "\n")
+    runs, rounds = _counted(every)
     requests = [one for run in runs["HTTP, streaming, guidellm"] for one in run.requests]
     gaps = [1e3 * gap for run in runs["HTTP, streaming, bare client"] for gap in run.gaps]
     latencies = {
@@ -131,16 +158,13 @@ def _report(every: dict[str, list[http_load.Run]]) -> str:
     }
     latencies["between two chunks, each (bare client)"] = gaps
     (RESULTS / "http.svg").write_text(http_plot.percentiles(latencies))
-    rounds = (
-        f"{len(counted)} of {len(every[DIRECT])} rounds count; other work on the machine took at most "
-        f"{100 * others:.0f} % of one CPU in them."
-    )
-    text = "\n\n".join((_throughput(runs), rounds, _latencies(latencies), "![percentiles](http.svg)"))
+    parts = _throughput(runs, CLIENTS), rounds, _latencies(latencies), "![percentiles](http.svg)"
+    text = "\n\n".join(parts)
     (RESULTS / "http.md").write_text(f"# Through HTTP\n\n{text}\n")
     return text.replace("(http.svg)", "(../http.svg)")
 
 
-def _throughput(runs: dict[str, list[http_load.Run]]) -> str:
+def _throughput(runs: dict[str, list[http_load.Run]], clients: int) -> str:
     tokens, rows = REQUESTS * NEW, []
     direct = [run.seconds for run in runs[DIRECT]]
     for name, mine in runs.items():
@@ -150,9 +174,10 @@ def _throughput(runs: dict[str, list[http_load.Run]]) -> str:
         cpu = {who: statistics.median(run.cpu.get(who, 0.0) for run in mine) for who in PROCESSES}
         share = statistics.median(run.cpu.get("client", 0.0) / run.seconds for run in mine)
         each = [f"{1e3 * cpu[who] / tokens:.3f}" if cpu[who] else "-" for who in PROCESSES]
-        below = "-" if name == DIRECT else f"{100 * lost:.0f} %"
+        below = "-" if name == DIRECT else f"{100 * lost:.1f} %"
         rows.append([name, f"{rate:.0f}", below, *each, f"{100 * share:.0f} %" if cpu["client"] else "-"])
-    heads = ["32 clients", "tok/s", "below in process", "engine", "API", "load generator", "of one CPU"]
+    heads = ["tok/s", "below in process", "engine", "API", "load generator", "of one CPU"]
+    heads = [f"{clients} clients", *heads]
     return f"{_table(heads, rows)}\n\nEngine, API, load generator: CPU seconds per 1,000 new tokens."
 
 

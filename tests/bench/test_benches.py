@@ -3,9 +3,23 @@
 Only llama.cpp is left out, since it takes minutes to build.
 """
 
+import gguf
 import pytest
+from safetensors.torch import load_file
+from transformers import LlamaConfig
 
-from bench import arrivals, grammars, kv_waste, prefix, quality, quantized, scheduler, speculation
+from bench import (
+    arrivals,
+    grammars,
+    int4,
+    kv_waste,
+    prefix,
+    quality,
+    quantized,
+    random_llama,
+    scheduler,
+    speculation,
+)
 from bench.baselines import GREEDY, SAMPLED, Drawing, Transformers
 from bench.batching import batching
 from bench.compare import Comparison
@@ -165,3 +179,33 @@ def test_kv_memory_is_measured():
 
 def test_the_prefix_cache_is_measured(directory):
     assert "tokens a second" in prefix.report(directory)
+
+
+def test_int4_is_compared_by_the_same_prompts_and_by_the_bytes_that_it_reads(directory):
+    theirs = Transformers(directory)
+    text = int4.compare(
+        directory,
+        {"llama.cpp's place": lambda streams: theirs},
+        length=8,
+        new_tokens=4,
+        streams=(1, 2),
+        repeats=1,
+    )
+    table = table_rows(text)
+    assert all(float(cell[:-1]) > 0 for way in int4.WAYS for cell in table[f"{way} / best llama.cpp"])
+    assert all(f"A step in {way} reads" in text for way in int4.WAYS)
+
+
+def test_the_random_llama_is_the_same_model_for_both_engines(tmp_path):
+    config = LlamaConfig(
+        hidden_size=64, intermediate_size=96, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=1, vocab_size=300, tie_word_embeddings=False,
+    )  # fmt: skip
+    directory = random_llama.write(tmp_path / "model", config)
+    reader = gguf.GGUFReader(random_llama.write_gguf(directory, tmp_path / "model.gguf"))
+    stored = {tensor.name: tensor.data for tensor in reader.tensors}
+    tensors = load_file(directory / "model.safetensors")
+    assert len(stored) == len(tensors)
+    down = tensors["model.layers.0.mlp.down_proj.weight"].half().numpy()
+    assert (stored["blk.0.ffn_down.weight"] == down).all()
+    assert Quire(directory, quantization="int4").run([[7] * 8], [3])[1]
