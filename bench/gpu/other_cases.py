@@ -20,17 +20,19 @@ from quire_kernels import (
     group_rows,
     gumbel_sample,
     host_pool,
-    load_blocks,
     moe,
     open_kv_cache,
     rope_kv_write,
-    save_blocks,
     silu_mul,
     silu_mul_fp8,
     topk_topp_threshold,
     w4a16,
 )
 from quire_kernels.quantization.w4a16_packing import pack_w4
+from quire_server.runner.gpu.block_copies import BlockCopies
+from quire_server.runner.gpu.cuda_device import CudaDevice
+from quire_server.runner.gpu.device import Device
+from tests.server.runner.gpu.fake_device import FakeDevice
 
 _BF16 = torch.bfloat16
 _GROUP, _RANK, _ADAPTERS, _CHOSEN = 64, 16, 8, 2
@@ -211,11 +213,15 @@ def _swaps(sizes: Sizes) -> list[Case]:
     def make(name: str, device: torch.device) -> Launch:
         shape = (2, blocks, sizes.kv_heads, sizes.block, sizes.head)
         caches = [torch.zeros(shape, dtype=_BF16, device=device) for _ in range(layers)]
-        pool = host_pool(caches, blocks)
+        gpu: Device = CudaDevice() if device.type == "cuda" else FakeDevice()
+        copies = BlockCopies(caches, host_pool(caches, blocks), gpu)
         pairs = [(block, blocks - 1 - block) for block in range(blocks)]
-        if name == "save":
-            return lambda: save_blocks(caches, pool, pairs)
-        return lambda: load_blocks(pool, caches, pairs)
+
+        def launch() -> None:
+            for each in (copies.save if name == "save" else copies.load)(pairs):
+                each.wait()
+
+        return launch
 
     moved = 4 * blocks * layers * sizes.kv_heads * sizes.block * sizes.head
     return [

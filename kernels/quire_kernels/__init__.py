@@ -18,7 +18,7 @@ from quire_kernels.attention.paged_prefill_attention import (
 )
 from quire_kernels.attention.paged_verify_attention import paged_verify_attention
 from quire_kernels.attention.rope_kv_write import kv_cache_rows, rope_kv_write
-from quire_kernels.block_copy import device_bytes, host_pool, load_blocks, save_blocks
+from quire_kernels.block_copy import BlockBuffer, host_pool, load_blocks, save_blocks
 from quire_kernels.cpu.native import NATIVE
 from quire_kernels.cpu.recording import Recording, record
 from quire_kernels.cpu.shm_group import CollectiveError
@@ -63,6 +63,7 @@ from quire_kernels.shm_collectives import (
 from quire_kernels.take_rows import take_partial_rows, take_rows
 
 __all__ = [
+    "BlockBuffer",
     "CollectiveError",
     "DecodeGather",
     "HostLora",
@@ -87,7 +88,6 @@ __all__ = [
     "can_one_shot",
     "create_shm_region",
     "decode_gather",
-    "device_bytes",
     "draw_tokens",
     "fp8_linear",
     "fp8_product",

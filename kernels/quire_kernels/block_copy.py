@@ -1,6 +1,8 @@
-"""Copies of KV blocks, all layers at once, between the device's cache and a pool in host memory (KV offload).
+"""Copies of KV blocks, all layers at once: between the cache and a pool in host memory on a CPU, between the
+cache and a buffer in its own memory on a GPU (KV offload).
 
-A pool is [slots, layers, 2, ...]: a block's data of all layers is contiguous there, and moves in one copy.
+A pool, or a buffer, is [slots, layers, 2, ...]: a block's data of all layers is contiguous there, and moves
+in one copy.
 """
 
 import math
@@ -13,7 +15,6 @@ if torch.cuda.is_available():
     from quire_kernels.block_copy_triton import block_copy_triton
 
 Pairs = Sequence[tuple[int, int]]
-_STAGING_BYTES = 64 << 20  # temporary buffer on the device
 
 
 def host_pool(caches: Sequence[Tensor], slots: int, memory: Tensor | None = None) -> Tensor:
@@ -27,45 +28,53 @@ def host_pool(caches: Sequence[Tensor], slots: int, memory: Tensor | None = None
     return memory[: math.prod(shape) * first.dtype.itemsize].view(first.dtype).view(shape)
 
 
-def device_bytes(block_bytes: int) -> int:
-    """Memory of a GPU that its copies of blocks need for a moment."""
-    return max(block_bytes, _STAGING_BYTES)
-
-
 def save_blocks(caches: Sequence[Tensor], pool: Tensor, pairs: Pairs) -> None:
-    """Copy blocks to the pool; ``pairs`` are (block, slot). The copies are complete on return."""
-    if not caches[0].is_cuda:
-        _copy(_parts(caches), _pool_parts(pool), pairs)
-        return
-    for some in _staged(pool, pairs):
-        staging = torch.empty(len(some), *pool.shape[1:], dtype=pool.dtype, device=caches[0].device)
-        _copy(_parts(caches), _pool_parts(staging), [(block, at) for at, (block, _) in enumerate(some)])
-        for at, (_, slot) in enumerate(some):
-            pool[slot].copy_(staging[at], non_blocking=True)
-    torch.cuda.current_stream(caches[0].device).synchronize()
+    """On a CPU: copy blocks to the pool; ``pairs`` are (block, slot)."""
+    _copy(_parts(caches), _pool_parts(pool), pairs)
 
 
 def load_blocks(pool: Tensor, caches: Sequence[Tensor], pairs: Pairs) -> None:
-    """Copy blocks from the pool; ``pairs`` are (slot, block). The pool may be overwritten on return."""
-    if not caches[0].is_cuda:
-        _copy(_pool_parts(pool), _parts(caches), pairs)
-        return
-    for some in _staged(pool, pairs):
-        staging = torch.empty(len(some), *pool.shape[1:], dtype=pool.dtype, device=caches[0].device)
-        for at, (slot, _) in enumerate(some):
-            staging[at].copy_(pool[slot], non_blocking=True)
-        _copy(_pool_parts(staging), _parts(caches), [(at, block) for at, (_, block) in enumerate(some)])
-    torch.cuda.current_stream(caches[0].device).synchronize()
+    """On a CPU: copy blocks from the pool; ``pairs`` are (slot, block)."""
+    _copy(_pool_parts(pool), _parts(caches), pairs)
 
 
-def _staged(pool: Tensor, pairs: Pairs) -> list[Pairs]:
-    at_once = max(1, _STAGING_BYTES // pool[0].nbytes)
-    return [pairs[first : first + at_once] for first in range(0, len(pairs), at_once)]
+class BlockBuffer:
+    """A buffer on a GPU into which blocks of ``caches`` are gathered, and from which they are scattered, by
+    one launch each. ``data`` [slots, layers, 2, ...].
+    """
+
+    def __init__(self, caches: Sequence[Tensor], slots: int) -> None:
+        first = caches[0]
+        self.data = torch.empty(
+            slots, len(caches), 2, *first.shape[2:], dtype=first.dtype, device=first.device
+        )
+        self._parts, self._own = _parts(caches), _pool_parts(self.data)
+        # Made once: they are copied from memory that is not pinned.
+        self._tables = (_addresses(self._parts), _addresses(self._own))
+
+    def gather(self, pairs: Tensor) -> None:
+        """i64 [N, 2] on the device: (block, slot)."""
+        self._move(self._parts, self._own, pairs, 1)
+
+    def scatter(self, pairs: Tensor) -> None:
+        """i64 [N, 2] on the device: (slot, block)."""
+        self._move(self._own, self._parts, pairs, -1)
+
+    def _move(self, sources: list[Tensor], targets: list[Tensor], pairs: Tensor, order: int) -> None:
+        if pairs.is_cuda:
+            block_copy_triton(sources, targets, pairs, self._tables[::order])
+        else:
+            _copy(sources, targets, pairs.tolist())
 
 
 def _parts(caches: Sequence[Tensor]) -> list[Tensor]:
     """Keys and values of each layer, [num_blocks, ...] each."""
     return [half for cache in caches for half in cache.unbind(0)]
+
+
+def _addresses(parts: Sequence[Tensor]) -> Tensor:
+    """i64 [len(parts)], on their device."""
+    return torch.tensor([part.data_ptr() for part in parts], device=parts[0].device)
 
 
 def _pool_parts(pool: Tensor) -> list[Tensor]:
@@ -74,9 +83,6 @@ def _pool_parts(pool: Tensor) -> list[Tensor]:
 
 def _copy(sources: Sequence[Tensor], targets: Sequence[Tensor], pairs: Pairs) -> None:
     if not pairs:
-        return
-    if sources[0].is_cuda:
-        block_copy_triton(sources, targets, pairs)
         return
     taken, given = (torch.tensor(side) for side in zip(*pairs, strict=True))
     for source, target in zip(sources, targets, strict=True):

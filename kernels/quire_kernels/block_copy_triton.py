@@ -7,7 +7,6 @@ kernel takes a table of their addresses; a program copies a part of one block of
 
 from collections.abc import Sequence
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -18,9 +17,10 @@ _WORD, _BLOCK, _WARPS = 4, 4096, 4  # bytes per word; words per program
 
 
 def block_copy_triton(
-    sources: Sequence[Tensor], targets: Sequence[Tensor], pairs: Sequence[tuple[int, int]]
+    sources: Sequence[Tensor], targets: Sequence[Tensor], pairs: Tensor, tables: tuple[Tensor, Tensor]
 ) -> None:
     """Copy block ``pair[0]`` of each of ``sources`` to block ``pair[1]`` of its target, all [blocks, ...].
+    ``pairs`` i64 [N, 2]. ``tables``: i64, the addresses of the sources and of the targets.
 
     A block must be contiguous and a multiple of 16 bytes. No block may be both read and written.
     """
@@ -33,12 +33,13 @@ def block_copy_triton(
     if first.shape[1:] != target.shape[1:] or first.dtype != target.dtype or len(sources) != len(targets):
         raise ValueError("block_copy: sources and targets must hold blocks of the same shape and type")
     strides = [part.stride(0) * part.element_size() for part in (first, target)]
-    addresses = [[part.data_ptr() for part in given] for given in (sources, targets)]
-    if any(number % 16 for number in (block_bytes, *strides, *addresses[0], *addresses[1])):
+    places = [part.data_ptr() for given in (sources, targets) for part in given]
+    if any(number % 16 for number in (block_bytes, *strides, *places)):
         raise ValueError(f"block_copy: blocks of {block_bytes} bytes must be, and lie at, multiples of 16")
     words = block_bytes // _WORD
     block_copy_kernel[(len(pairs), len(sources), triton.cdiv(words, _BLOCK))](
-        *(torch.tensor(each, device=first.device) for each in (*addresses, pairs)),
+        *tables,
+        pairs,
         strides[0] // _WORD,
         strides[1] // _WORD,
         words,

@@ -1,6 +1,7 @@
 """Kernels that models and the runner call directly: a bridge without layers of its own."""
 
 from quire_kernels import (
+    BlockBuffer,
     DecodeGather,
     PrefillSpan,
     Recording,
@@ -8,7 +9,6 @@ from quire_kernels import (
     apply_token_bitmask,
     bidirectional_attention,
     decode_gather,
-    device_bytes,
     draw_tokens,
     gelu_tanh_mul,
     gumbel_sample,
@@ -27,6 +27,7 @@ from quire_kernels import (
 )
 
 __all__ = [
+    "BlockBuffer",
     "DecodeGather",
     "PrefillSpan",
     "Recording",
@@ -34,7 +35,6 @@ __all__ = [
     "apply_token_bitmask",
     "bidirectional_attention",
     "decode_gather",
-    "device_bytes",
     "draw_tokens",
     "gelu_tanh_mul",
     "gumbel_sample",

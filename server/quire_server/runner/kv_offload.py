@@ -12,7 +12,8 @@ import threading
 import time
 import zlib
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,6 +23,8 @@ from torch import Tensor
 
 from quire_server.core.step import Copies, CopyOutcome, Step
 from quire_server.layers.ops import host_pool, load_blocks, save_blocks
+from quire_server.runner.gpu.block_copies import BlockCopies
+from quire_server.runner.gpu.device import BesideCopy, Device
 
 logger = logging.getLogger(__name__)
 
@@ -148,6 +151,33 @@ class DiskTier:
         self._done.put(DiskRead(job.tag, data if is_whole else None, job.checksum))
 
 
+class HostCopies:
+    """Of a cache in the host's memory: complete on return."""
+
+    def __init__(self, caches: Sequence[Tensor], pool: Tensor) -> None:
+        self._caches, self._pool = caches, pool
+
+    def save(self, pairs: Sequence[tuple[int, int]]) -> tuple[()]:
+        """As ``BlockCopies.save``."""
+        save_blocks(self._caches, self._pool, pairs)
+        return ()
+
+    def load(self, pairs: Sequence[tuple[int, int]]) -> tuple[()]:
+        """As ``BlockCopies.load``."""
+        load_blocks(self._pool, self._caches, pairs)
+        return ()
+
+
+class Copied(NamedTuple):
+    """A step's copies. ``outcome``: of those, and of earlier steps' disk reads. ``finish`` returns when all
+    copies between the cache and the host are complete, which the result of the step has to wait for: until
+    then the scheduler gives none of the slots another content.
+    """
+
+    outcome: CopyOutcome | None
+    finish: Callable[[], None]
+
+
 class OffloadWorker:
     """The host tier and, if there is one, the disk tier below it; or the memory through which blocks go to
     and come from other servers, whose transfers have checksums of their own.
@@ -160,15 +190,18 @@ class OffloadWorker:
         disk: DiskTier | None,
         memory: Tensor | None = None,
         *,
+        device: Device | None = None,
         has_sums: bool = True,
     ) -> None:
-        """``kv_caches``: one [2, num_blocks, kv_heads, block_size, head_size] per layer. ``memory``: u8 for
-        the blocks on the host, such as this rank's part of what transfers read and write; those have no
-        checksums here.
+        """``kv_caches``: one [2, num_blocks, kv_heads, block_size, head_size] per layer, of ``device``; None:
+        in the host's memory. ``memory``: u8 for the blocks on the host, such as this rank's part of what
+        transfers read and write; those have no checksums here.
         """
-        self._kv_caches = kv_caches
         self._has_sums = has_sums
-        self._host = host_pool(kv_caches, num_host_slots, memory)
+        self._host = pool = host_pool(kv_caches, num_host_slots, memory)
+        self._copies: HostCopies | BlockCopies = HostCopies(kv_caches, pool)
+        if device is not None:
+            self._copies = BlockCopies(kv_caches, pool, device)
         self._bytes = self._host.view(torch.uint8).view(num_host_slots, -1).numpy()
         self._host_sums = np.zeros(num_host_slots, np.int64)
         self._disk = disk
@@ -180,27 +213,35 @@ class OffloadWorker:
         """Bytes of the host tier."""
         return self._host.nbytes
 
-    def copy(self, step: Step) -> CopyOutcome | None:
-        """Execute the step's copies; returns their outcome and that of earlier steps' disk reads."""
+    def copy(self, step: Step) -> Copied:
+        """Start the step's copies, before its forward pass."""
         copies = step.copies
         lost: list[int] = []
         failed: list[int] = []
+        running: list[BesideCopy] = []
+        saved: Sequence[int] = ()
         if copies is not None:
             lost = self._spill(copies.spills)
-            self._save(copies.saves)
-            failed = self._load(copies.loads)
+            running += self._copies.save(copies.saves)
+            saved = [slot for _, slot in copies.saves]
+            if not running or not {slot for slot, _ in copies.loads}.isdisjoint(saved):
+                self._land(running, saved)
+                running, saved = [], ()
+            failed = [block for slot, block in copies.loads if self._has_sums and not self._is_intact(slot)]
+            running += self._copies.load([pair for pair in copies.loads if pair[1] not in failed])
             self._fetch(copies)
         arrived, missed = self._collect(0.0 if step.rows else _IDLE_WAIT_SECONDS)
         is_off = self._disk is not None and self._disk.is_off and not self._has_reported_off
         self._has_reported_off |= is_off
-        if not (lost or failed or arrived or missed or is_off):
-            return None
-        return CopyOutcome(tuple(failed), tuple(arrived), tuple(missed), tuple(lost), is_off)
+        outcome = None
+        if lost or failed or arrived or missed or is_off:
+            outcome = CopyOutcome(tuple(failed), tuple(arrived), tuple(missed), tuple(lost), is_off)
+        return Copied(outcome, partial(self._land, running, saved))
 
     def warm_up(self) -> None:
         """Copy a block to the host and back, which compiles what does so. No block may be in use."""
-        save_blocks(self._kv_caches, self._host, [(0, 0)])
-        load_blocks(self._host, self._kv_caches, [(0, 0)])
+        for running in (*self._copies.save([(0, 0)]), *self._copies.load([(0, 0)])):
+            running.wait()
 
     def close(self) -> None:
         """Free the disk tier's space."""
@@ -218,15 +259,12 @@ class OffloadWorker:
                 lost.append(place)
         return lost
 
-    def _save(self, pairs: Sequence[tuple[int, int]]) -> None:
-        save_blocks(self._kv_caches, self._host, pairs)
-        for _, slot in pairs if self._has_sums else ():
+    def _land(self, running: Sequence[BesideCopy], saved: Sequence[int]) -> None:
+        """Wait for copies, and note what was saved in these slots."""
+        for each in running:
+            each.wait()
+        for slot in saved if self._has_sums else ():
             self._host_sums[slot] = checksum(self._bytes[slot].data)
-
-    def _load(self, pairs: Sequence[tuple[int, int]]) -> list[int]:
-        failed = [block for slot, block in pairs if self._has_sums and not self._is_intact(slot)]
-        load_blocks(self._host, self._kv_caches, [pair for pair in pairs if pair[1] not in failed])
-        return failed
 
     def _is_intact(self, slot: int) -> bool:
         return checksum(self._bytes[slot].data) == int(self._host_sums[slot])

@@ -286,7 +286,7 @@ class LoadedModel:
             block_bytes = sum(cache.nbytes // cache.shape[1] for cache in self.kv_caches)
             memory = torch.zeros(slots * block_bytes, dtype=torch.uint8)
             device.pin(memory, "--kv-offload-host-bytes")
-        return OffloadWorker(self.kv_caches, slots, self.disk, memory, has_sums=has_sums)
+        return OffloadWorker(self.kv_caches, slots, self.disk, memory, device=device, has_sums=has_sums)
 
 
 def load_model(

@@ -37,6 +37,7 @@ from quire_server.runner.gpu.warm_up import prepare
 from quire_server.runner.host_executor import HostExecutor
 from quire_server.runner.input_batch import InputBatch, SampledPositions
 from quire_server.runner.kv_cache import DirtyBlocks
+from quire_server.runner.kv_offload import Copied
 from quire_server.runner.loader import LoadedModel, load_model
 from quire_server.runner.oom_retry import Pending
 from quire_server.runner.rank_adapters import LeaderAdapters
@@ -239,17 +240,23 @@ class ModelRunner:
             self._leader.apply_only(step)
         if self._draft_model is None:
             wait = oom_retry.launch(step, self._start, self._input_batch.request_id)
-            if self._leader is not None:
-                leader = self._leader
-                return lambda: leader.with_copied(wait(), copied)
-            return wait if copied is None else lambda: dataclasses.replace(wait(), copied=copied)
+            return wait if copied is None and self._leader is None else partial(self._ended, wait, copied)
         self._draft_model.follow(step)
         drafted, seconds = self._draft_model.propose(step, self._sample_drafts)
         result = oom_retry.launch(drafted, self._start, self._input_batch.request_id)()
-        result = dataclasses.replace(result, drafts=drafted.drafts, draft_seconds=seconds, copied=copied)
+        result = dataclasses.replace(result, drafts=drafted.drafts, draft_seconds=seconds)
+        ended = self._ended(lambda: result, copied)
+        return lambda: ended
+
+    def _ended(self, wait: Pending, copied: Copied | None) -> StepResult:
+        """The result of a step, once its copies are complete, too."""
+        result, outcome = wait(), None
+        if copied is not None:
+            copied.finish()
+            outcome = copied.outcome
         if self._leader is not None:
-            result = self._leader.with_copied(result, copied)
-        return lambda: result
+            return self._leader.with_copied(result, outcome)
+        return result if outcome is None else dataclasses.replace(result, copied=outcome)
 
     def _start(self, step: Step) -> Pending:
         layout = StepLayout.of(step)

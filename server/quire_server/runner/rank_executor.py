@@ -39,6 +39,7 @@ from quire_server.runner.gpu.warm_up import prepare
 from quire_server.runner.host_executor import HostExecutor
 from quire_server.runner.input_batch import InputBatch, SampledPositions
 from quire_server.runner.kv_cache import DirtyBlocks
+from quire_server.runner.kv_offload import Copied
 from quire_server.runner.loader import LoadedModel, load_model
 from quire_server.runner.rank_adapters import FollowerAdapters
 from quire_server.runner.ranks import Followers, Membership, PassOutcome
@@ -332,13 +333,17 @@ class FollowerRunner:
         """(how the pass ended, what copies came to on this rank)."""
         readings = self._rank.readings()
         with translate_device_errors():
-            status, copied = self._execute(message)
+            copied = self._begin(message)
+            status = self._execute(message)
             if status is EchoStatus.DONE and not self._executor.finish(STAGE_DEADLINE):
                 status = EchoStatus.LOST_PEER
+            if copied is not None and status is not EchoStatus.LOST_PEER:
+                copied.finish()
             self.work = self._rank.work_since(readings) if message.step.rows else NO_WORK
-            return status, copied
+            return status, None if copied is None else copied.outcome
 
-    def _execute(self, message: RankStep) -> tuple[EchoStatus, CopyOutcome | None]:
+    def _begin(self, message: RankStep) -> Copied | None:
+        """Apply what the step changes, and start its copies."""
         step = message.step
         self._write_sampled(message)
         self._dirty_blocks.add(message.nan_rows)
@@ -349,10 +354,14 @@ class FollowerRunner:
             self._adapters.load(step.adapter_loads)
         copied = self._offload.copy(step) if self._offload is not None else None
         self._dirty_blocks.zero_reused(step)
+        return copied
+
+    def _execute(self, message: RankStep) -> EchoStatus:
+        step = message.step
         layout = self._layout_of(step)
         self._last, self._expected = step, None
         if not step.rows:
-            return EchoStatus.DONE, copied
+            return EchoStatus.DONE
         positions = self._input_batch.positions(layout.sampled_rows, layout.sampled_lengths)
         self._sampled[step.step_id & STEP_MASK] = positions
         if message.graph not in (None, self._executor.graph_for(step, layout)):
@@ -363,8 +372,8 @@ class FollowerRunner:
             output = self._rank.compute(step, layout, message.graph, only_largest=message.only_largest)
         except CollectiveError:
             self._rank.leave()
-            return EchoStatus.LOST_PEER, copied
-        return EchoStatus.DONE if output is not None else EchoStatus.OUT_OF_MEMORY, copied
+            return EchoStatus.LOST_PEER
+        return EchoStatus.DONE if output is not None else EchoStatus.OUT_OF_MEMORY
 
     def adapter_reports(self) -> tuple[AdapterReport, ...]:
         """The adapters that this rank has read since the last call, or could not."""

@@ -4,7 +4,7 @@ calls CUDA, but for what ranks exchange (``layers.parallel``).
 
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,10 +14,23 @@ from torch import Tensor
 
 from quire_server.core.topology import Topology
 from quire_server.errors import ConfigError
-from quire_server.runner.gpu.device import Memory, Outputs
+from quire_server.runner.gpu.device import BesideCopy, Memory, Outputs
 
 _ALONE = Topology()
 _POLL_SECONDS = 20e-6
+
+
+class _Copy:
+    def __init__(self, done: torch.cuda.Event) -> None:
+        self._done = done
+
+    def arrive(self) -> None:
+        """The stream of the steps waits for the event, and the host does not."""
+        torch.cuda.current_stream().wait_event(self._done)
+
+    def wait(self) -> None:
+        """The host waits for the event."""
+        self._done.synchronize()
 
 
 class CudaDevice:
@@ -114,15 +127,16 @@ class CudaDevice:
             )
         weakref.finalize(memory, _unpin, memory.data_ptr()).atexit = False
 
-    def copy_beside(self, target: Tensor, source: Tensor) -> Callable[[], None]:
+    def copy_beside(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> BesideCopy:
         """Copy on a second stream, between two events."""
         queued, done = torch.cuda.Event(), torch.cuda.Event()
         queued.record()
         self._copies.wait_event(queued)
         with torch.cuda.stream(self._copies):
-            target.copy_(source, non_blocking=True)
+            for target, source in pairs:
+                target.copy_(source, non_blocking=True)
             done.record()
-        return lambda: torch.cuda.current_stream().wait_event(done)
+        return _Copy(done)
 
     def finish(self, seconds: float) -> bool:
         """Asks again and again: CUDA's own wait has no limit, and a peer that is gone never arrives."""

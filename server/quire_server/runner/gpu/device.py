@@ -5,7 +5,7 @@ device's memory can be trusted and every further call fails: the process ends an
 out of memory in a step costs one request only (``oom_retry``); outside of steps it ends the process too.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol
 
@@ -41,9 +41,19 @@ def upload_together(
     return upload(padded)[:, :length].unbind(0)
 
 
+class BesideCopy(Protocol):
+    """Copies that run beside the steps."""
+
+    def arrive(self) -> None:
+        """What is queued after this call runs when the copies are complete."""
+
+    def wait(self) -> None:
+        """Return when the copies are complete."""
+
+
 class Device(Protocol):
     """Operations are executed in the order of the calls, and no call blocks except the function that
-    ``download`` returns.
+    ``download`` returns, and ``BesideCopy.wait``.
     """
 
     place: torch.device
@@ -66,9 +76,10 @@ class Device(Protocol):
     def pin(self, memory: Tensor, flag: str) -> None:
         """Make these pages of the host such memory. ``flag``: the setting that says how many there are."""
 
-    def copy_beside(self, target: Tensor, source: Tensor) -> Callable[[], None]:
-        """Start a copy from ``host_memory`` that runs after everything queued so far and concurrently with
-        what is queued next. Calls made after the returned function was called see it completed.
+    def copy_beside(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> BesideCopy:
+        """Start copies to the first from the second of each pair, one of which is in ``host_memory`` or
+        pinned. They run after everything queued so far, in the order of the calls among themselves, and
+        concurrently with what is queued next.
         """
 
     def peak_bytes(self, compute: Callable[[], object]) -> int:

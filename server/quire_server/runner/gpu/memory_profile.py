@@ -11,13 +11,13 @@ from quire_server.core.gpu_memory import KVCacheRequirements, MemoryUsage
 from quire_server.core.sampling_params import SamplingParams
 from quire_server.core.step import StartedRow, Step
 from quire_server.errors import ConfigError
-from quire_server.layers.ops import device_bytes
 from quire_server.models.config import ModelConfig
 from quire_server.models.decoder import Decoder
 from quire_server.runner import kv_cache
 from quire_server.runner.adapters import Adapters
 from quire_server.runner.batch_builder import StepLayout
 from quire_server.runner.config import RunnerConfig
+from quire_server.runner.gpu.block_copies import device_bytes
 from quire_server.runner.gpu.device import Device
 from quire_server.runner.gpu.executor import GpuExecutor
 from quire_server.runner.input_batch import InputBatch
@@ -85,12 +85,12 @@ def measure(
     workspaces, graphs = zip(*peaks, strict=True)
     memory = device.memory()
     others = memory.total - memory.free - memory.reserved
-    workspace = max(*workspaces, _copies(model.config, options, stored))  # one after the other
+    workspace = max(workspaces) + _copies(model.config, options, stored)
     return MemoryUsage(memory.total, others, weights, workspace, sum(graphs))
 
 
 def _copies(config: ModelConfig, options: RunnerConfig, stored: torch.dtype) -> int:
-    """What copies of KV blocks to and from the host need, where there are any."""
+    """The buffers through which KV blocks go to and from the host, where any do."""
     if not (options.kv_offload_host_bytes or options.shares_kv_cache):
         return 0
     return device_bytes(kv_cache.block_bytes(config, options.block_size, stored))

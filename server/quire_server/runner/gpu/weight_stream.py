@@ -5,7 +5,7 @@ Two buffers on the GPU alternate. A layer's tensors are views of its buffer, so 
 only the buffer's content changes. ``core.weight_offload`` decides which layers are streamed.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -14,17 +14,17 @@ from torch import Tensor
 
 from quire_server.core.weight_offload import BUFFERS
 from quire_server.models.decoder import Decoder
-from quire_server.runner.gpu.device import Device
+from quire_server.runner.gpu.device import BesideCopy, Device
 
 _ALIGNED = 256  # bytes: the alignment that kernels assume
 
 
 @dataclass(slots=True)
 class _Held:
-    """The layer that a buffer holds once ``arrive`` was called."""
+    """The layer that a buffer holds once its copy has arrived."""
 
     number: int
-    arrive: Callable[[], None]
+    copy: BesideCopy
 
 
 class WeightStream:
@@ -65,7 +65,7 @@ class WeightStream:
         held = self._held[number % BUFFERS]
         if held.number != number:  # the previous step failed before its last layer
             self._held[number % BUFFERS] = held = self._begin(number)
-        held.arrive()
+        held.copy.arrive()
 
     def after(self, layer: int) -> None:
         """Start to overwrite the layer's buffer with a later layer's weights: nothing queued from now on
@@ -81,7 +81,7 @@ class WeightStream:
     def _begin(self, number: int) -> _Held:
         host = self._host[number]
         target = self._buffers[number % BUFFERS][: len(host)]
-        return _Held(number, self._device.copy_beside(target, host))
+        return _Held(number, self._device.copy_beside([(target, host)]))
 
 
 def _padded(tensor: Tensor) -> int:

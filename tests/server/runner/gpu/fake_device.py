@@ -2,7 +2,8 @@
 one.
 """
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,20 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from quire_server.runner.gpu.device import Memory, Outputs
+from quire_server.runner.gpu.device import BesideCopy, Memory, Outputs
+
+
+class _Copy:
+    def __init__(self, device: "FakeDevice", pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
+        self._device, self.pairs = device, pairs
+
+    def arrive(self) -> None:
+        self._device.log.append("arrive")
+        self._device.complete(self)
+
+    def wait(self) -> None:
+        self._device.log.append("landed")
+        self._device.complete(self)
 
 
 class FakeDevice:
@@ -25,6 +39,7 @@ class FakeDevice:
         self.log: list[str] = []
         self.widest_download = self.largest_upload = 0
         self.fault: Exception | None = None
+        self._beside = deque[_Copy]()
 
     def upload(self, array: NDArray[Any]) -> Tensor:
         self.largest_upload = max(self.largest_upload, array.nbytes)
@@ -62,16 +77,21 @@ class FakeDevice:
     def pin(self, memory: Tensor, flag: str) -> None:
         self.log.append(f"pin {memory.nbytes} of {flag}")
 
-    def copy_beside(self, target: Tensor, source: Tensor) -> Callable[[], None]:
-        """Overwrites the target at once, and copies only when the caller waits for the copy."""
+    def copy_beside(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> BesideCopy:
+        """Overwrites the targets at once, and copies only when the caller waits for this copy or a later one:
+        who reads a target too early reads NaN, and who overwrites a source too early changes the copy.
+        """
         self.log.append("copy")
-        target.fill_(0xFF)  # NaN in every float type
+        for target, _ in pairs:
+            target.view(torch.uint8).fill_(0xFF)  # NaN in every float type
+        self._beside.append(made := _Copy(self, pairs))
+        return made
 
-        def arrive() -> None:
-            self.log.append("arrive")
-            target.copy_(source)
-
-        return arrive
+    def complete(self, made: "_Copy") -> None:
+        """Make the copies up to this one, in the order of their calls."""
+        while made in self._beside:
+            for target, source in self._beside.popleft().pairs:
+                target.copy_(source)
 
     def finish(self, seconds: float) -> bool:
         return True

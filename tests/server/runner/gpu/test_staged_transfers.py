@@ -174,5 +174,5 @@ def test_the_memory_profile_counts_what_copies_need_of_the_device(directory: Pat
         return memory_profile.measure(runner._model, chosen, FakeDevice(), stored, 32).workspace
 
     plain, staged = workspace(), workspace(shares_kv_cache=True)
-    assert (plain, staged) == (1 << 20, 64 << 20)
+    assert plain == 1 << 20 and staged - plain == pytest.approx(64 << 20, rel=0.01)
     assert workspace(kv_offload_host_bytes=1 << 20) == staged, "the host tier copies alike"
