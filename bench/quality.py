@@ -4,7 +4,6 @@
 The text is Python's language reference from the standard library (pydoc_data), so nothing is downloaded.
 """
 
-from collections.abc import Sequence
 from pathlib import Path
 from pydoc_data.topics import topics
 
@@ -16,26 +15,16 @@ from bench.compare import table
 from quire_server.evaluate.text_windows import logits as window_logits
 from quire_server.layers.int4_linear import make_int4_linear
 from quire_server.layers.int8_linear import Int8Linear
-from quire_server.layers.linear import Linear, LinearFactory
+from quire_server.layers.linear import Linear, LinearFactory, LinearShape
 from quire_server.model_dir.files import ModelFiles
 from quire_server.models import registry, weights
 
 WINDOW, WINDOWS = 512, 6
 
 
-def _all_but_head(
-    prefixes: Sequence[str],
-    in_size: int,
-    out_sizes: Sequence[int],
-    *,
-    bias: bool,
-    dtype: torch.dtype,
-    device: torch.device,
-    weight: Tensor | None = None,
-) -> Linear:
+def _all_but_head(shape: LinearShape) -> Linear:
     """A LinearFactory."""
-    made = Linear if list(prefixes) == ["lm_head"] else Int8Linear
-    return made(prefixes, in_size, out_sizes, bias=bias, dtype=dtype, device=device, weight=weight)
+    return Linear(shape) if list(shape.prefixes) == ["lm_head"] else Int8Linear(shape)
 
 
 KINDS: dict[str, tuple[torch.dtype, LinearFactory]] = {

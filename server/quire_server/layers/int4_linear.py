@@ -9,7 +9,7 @@ from torch import Tensor
 
 from quire_kernels import Int4Weight, int4_linear, quantise_int4
 from quire_server.layers.int8_linear import Int8Linear
-from quire_server.layers.linear import Linear, LinearLayer
+from quire_server.layers.linear import Linear, LinearLayer, LinearShape
 
 #: What the kernel computes at once: inputs, outputs.
 ALIGNED = (32, 16)
@@ -42,21 +42,11 @@ class Int4Linear(Linear):
         return (*self._quantised.tensors, *bias)
 
 
-def make_int4_linear(
-    prefixes: Sequence[str],
-    in_size: int,
-    out_sizes: Sequence[int],
-    *,
-    bias: bool,
-    dtype: torch.dtype,
-    device: torch.device,
-    weight: Tensor | None = None,
-) -> LinearLayer:
+def make_int4_linear(shape: LinearShape) -> LinearLayer:
     """A LinearFactory. The head, routers and the projection to queries, keys and values are int8, which lose
     most by four bits, and matrices whose sizes are no multiples of what the kernel computes at once.
     """
     inputs, outputs = ALIGNED
-    is_aligned = in_size % inputs == 0 and sum(out_sizes) % outputs == 0
-    is_kept = any(prefix.rpartition(".")[2] in _KEPT for prefix in prefixes)
-    made = Int4Linear if is_aligned and not is_kept else Int8Linear
-    return made(prefixes, in_size, out_sizes, bias=bias, dtype=dtype, device=device, weight=weight)
+    is_aligned = shape.in_size % inputs == 0 and sum(shape.out_sizes) % outputs == 0
+    is_kept = any(prefix.rpartition(".")[2] in _KEPT for prefix in shape.prefixes)
+    return Int4Linear(shape) if is_aligned and not is_kept else Int8Linear(shape)

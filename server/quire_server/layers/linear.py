@@ -5,7 +5,9 @@ Weights that are multiplied together (q, k and v; gate and up) are one matrix wi
 checkpoint.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -44,12 +46,41 @@ class LinearLayer(Weights, Protocol):
         """[T, in] -> [T, sum of the out_sizes]."""
 
 
-class LinearFactory(Protocol):
-    """Makes the layer for the concatenation of ``prefixes``, which have ``out_sizes`` rows each.
+@dataclass(frozen=True, slots=True, eq=False)
+class LinearShape:
+    """The concatenation of ``prefixes``, which have ``out_sizes`` rows each.
 
     ``weight`` [out, in], if given, is shared (tied embeddings) and filled by its owner: the layer computes
     with it, must not change it, and has no target for it.
     """
+
+    prefixes: Sequence[str]
+    in_size: int
+    out_sizes: Sequence[int]
+    bias: bool
+    dtype: torch.dtype
+    device: torch.device
+    weight: Tensor | None = None
+
+    def by_prefix(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Views of tensors with a row for each output, by their names in the checkpoint."""
+        return {
+            f"{prefix}.{kind}": view
+            for kind, tensor in parts.items()
+            for prefix, view in zip(self.prefixes, tensor.split(list(self.out_sizes)), strict=True)
+        }
+
+
+LinearFactory = Callable[[LinearShape], LinearLayer]
+
+
+@dataclass(frozen=True, slots=True)
+class LinearMaker:
+    """A factory for matrices of one dtype on one device."""
+
+    factory: LinearFactory
+    dtype: torch.dtype
+    device: torch.device
 
     def __call__(
         self,
@@ -58,10 +89,10 @@ class LinearFactory(Protocol):
         out_sizes: Sequence[int],
         *,
         bias: bool,
-        dtype: torch.dtype,
-        device: torch.device,
         weight: Tensor | None = None,
-    ) -> LinearLayer: ...
+    ) -> LinearLayer:
+        """The layer of this shape."""
+        return self.factory(LinearShape(prefixes, in_size, out_sizes, bias, self.dtype, self.device, weight))
 
 
 class Linear:
@@ -69,22 +100,11 @@ class Linear:
 
     forward_fp8: Fp8Forward | None = None
 
-    def __init__(
-        self,
-        prefixes: Sequence[str],
-        in_size: int,
-        out_sizes: Sequence[int],
-        *,
-        bias: bool,
-        dtype: torch.dtype,
-        device: torch.device,
-        weight: Tensor | None = None,
-    ) -> None:
-        out_size = sum(out_sizes)
-        self._prefixes, self._out_sizes = list(prefixes), list(out_sizes)
-        self._is_borrowed = weight is not None
-        self.weight = torch.empty(out_size, in_size, dtype=dtype, device=device) if weight is None else weight
-        self.bias = torch.empty(out_size, dtype=dtype, device=device) if bias else None
+    def __init__(self, shape: LinearShape) -> None:
+        empty = partial(torch.empty, sum(shape.out_sizes), dtype=shape.dtype, device=shape.device)
+        self._shape, self._is_borrowed = shape, shape.weight is not None
+        self.weight = empty(shape.in_size) if shape.weight is None else shape.weight
+        self.bias = empty() if shape.bias else None
 
     def __call__(self, x: Tensor) -> Tensor:
         return functional.linear(x, self.weight, self.bias)
@@ -94,11 +114,7 @@ class Linear:
         parts = {} if self._is_borrowed else {"weight": self.weight}
         if self.bias is not None:
             parts["bias"] = self.bias
-        return {
-            f"{prefix}.{kind}": view
-            for kind, tensor in parts.items()
-            for prefix, view in zip(self._prefixes, tensor.split(self._out_sizes), strict=True)
-        }
+        return self._shape.by_prefix(parts)
 
     def finish(self) -> None:
         """Nothing to do: the weights are used as they were loaded."""

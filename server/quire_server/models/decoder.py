@@ -14,7 +14,7 @@ from torch import Tensor
 from quire_server.errors import ModelCorruptError
 from quire_server.layers.attention import Attention
 from quire_server.layers.forward_batch import ForwardBatch
-from quire_server.layers.linear import GpuLinear, LinearFactory, LinearLayer, Weights
+from quire_server.layers.linear import GpuLinear, LinearFactory, LinearLayer, LinearMaker, Weights
 from quire_server.layers.norm import RMSNorm
 from quire_server.layers.ops import take_partial_rows, take_rows
 from quire_server.layers.parallel import Communicator, SingleRank, argmax
@@ -62,7 +62,7 @@ class Decoder:
         self.stream: LayerStream | None = None
         #: This stage computes without the others, to measure its memory: it receives zeros and sends nothing.
         self.is_apart = False
-        make = partial(linear, dtype=dtype, device=device)
+        make = LinearMaker(linear, dtype, device)
         # Zeros, because padding stays as it is.
         rows = config.vocab_rows if config.has_embedding else 0
         self.embedding = torch.zeros(rows, config.hidden_size, dtype=dtype, device=device)
@@ -256,7 +256,7 @@ class Layer:
         config: ModelConfig,
         layer: LayerConfig,
         prefix: str,
-        make: "partial[LinearLayer]",
+        make: LinearMaker,
         norm: "partial[RMSNorm]",
         kv_scales: tuple[Tensor, Tensor] | None,
         communicator: Communicator,
@@ -366,7 +366,7 @@ def build_layer(
         config,
         config.layers[index],
         layer_name(config, index),
-        partial(linear, dtype=dtype, device=matrices_on or device),
+        LinearMaker(linear, dtype, matrices_on or device),
         _norm_factory(config, dtype, device),
         kv_scales,
         communicator or SingleRank(),
@@ -378,14 +378,12 @@ def layer_name(config: ModelConfig, index: int) -> str:
     return f"model.layers.{config.first_layer + index}"
 
 
-def _feed_forward(
-    config: ModelConfig, layer: LayerConfig, prefix: str, make: "partial[LinearLayer]"
-) -> FeedForward:
+def _feed_forward(config: ModelConfig, layer: LayerConfig, prefix: str, make: LinearMaker) -> FeedForward:
     names = config.names
     if layer.is_sparse:
         assert config.experts is not None
-        if make.func is GpuLinear and config.activation == "silu" and not config.mlp_bias:
-            return GroupedSparseMLP(config, config.experts, prefix, make, **make.keywords)
+        if make.factory is GpuLinear and config.activation == "silu" and not config.mlp_bias:
+            return GroupedSparseMLP(config, config.experts, prefix, make)
         return SparseMLP(config, config.experts, prefix, make)
     gate_up = [f"{prefix}.{name}" for name in names.gate_up]
     return MLP(config, gate_up, f"{prefix}.{names.down}", config.intermediate_size, make)

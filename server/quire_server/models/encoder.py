@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from quire_server.layers.linear import LinearFactory, LinearLayer
+from quire_server.layers.linear import LinearFactory, LinearLayer, LinearMaker
 from quire_server.layers.ops import bidirectional_attention
 from quire_server.models.encoder_config import EncoderConfig
 
@@ -42,7 +42,7 @@ class EncoderLayer:
     """One block."""
 
     def __init__(
-        self, config: EncoderConfig, prefix: str, make: "partial[LinearLayer]", norm: "partial[LayerNorm]"
+        self, config: EncoderConfig, prefix: str, make: LinearMaker, norm: "partial[LayerNorm]"
     ) -> None:
         hidden, inner = config.hidden_size, config.intermediate_size
         self._shape = (3, config.num_heads, config.head_size)
@@ -71,7 +71,7 @@ class Encoder:
         self, config: EncoderConfig, *, dtype: torch.dtype, device: torch.device, linear: LinearFactory
     ) -> None:
         self.config = config
-        make = partial(linear, dtype=dtype, device=device)
+        make = LinearMaker(linear, dtype, device)
         norm = partial(LayerNorm, eps=config.norm_eps, dtype=dtype, device=device)
         rows = {
             "word_embeddings": config.vocab_size,

@@ -9,13 +9,12 @@ import torch
 from torch import Tensor
 
 from quire_server.layers.grouped_experts import GroupedExperts
-from quire_server.layers.linear import Fp8Forward, LinearLayer, Weights
+from quire_server.layers.linear import Fp8Forward, LinearLayer, LinearMaker, Weights
 from quire_server.layers.ops import gelu_tanh_mul, silu_mul, silu_mul_fp8
 from quire_server.models.config import Experts, ModelConfig
 
 #: Puts LoRA adapters beside a filled linear layer of these names, [in] -> [sum of the sizes].
 Adapt = Callable[[Sequence[str], LinearLayer, int, Sequence[int]], LinearLayer]
-MakeLinear = Callable[..., LinearLayer]  # a LinearFactory with dtype and device filled in
 
 _ACTIVATIONS = {"silu": silu_mul, "gelu_tanh": gelu_tanh_mul}
 
@@ -44,7 +43,7 @@ class MLP:
     needs_host_sync = False
 
     def __init__(
-        self, config: ModelConfig, gate_up: Sequence[str], down: str, inner: int, make: MakeLinear
+        self, config: ModelConfig, gate_up: Sequence[str], down: str, inner: int, make: LinearMaker
     ) -> None:
         sizes = [inner, inner] if len(gate_up) == 2 else [2 * inner]
         self._names, self._sizes = (list(gate_up), down), sizes
@@ -90,7 +89,7 @@ class SparseMLP:
     needs_host_sync = True
     forward_fp8: Fp8Forward | None = None  # the router does not take FP8 rows
 
-    def __init__(self, config: ModelConfig, experts: Experts, prefix: str, make: MakeLinear) -> None:
+    def __init__(self, config: ModelConfig, experts: Experts, prefix: str, make: LinearMaker) -> None:
         self._settings = experts
         self._router = _router(config, experts, prefix, make)
         self._experts = {
@@ -122,22 +121,15 @@ class GroupedSparseMLP:
     needs_host_sync = False
     forward_fp8: Fp8Forward | None = None
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        experts: Experts,
-        prefix: str,
-        make: MakeLinear,
-        *,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
+    def __init__(self, config: ModelConfig, experts: Experts, prefix: str, make: LinearMaker) -> None:
         gate_up, down = zip(*_expert_names(config, experts, prefix).values(), strict=True)
         sizes = config.hidden_size, experts.intermediate_size
         self._settings = experts
         self._router = _router(config, experts, prefix, make)
         first = min(experts.numbers)
-        self._experts = GroupedExperts(gate_up, down, sizes, first=first, dtype=dtype, device=device)
+        self._experts = GroupedExperts(
+            gate_up, down, sizes, first=first, dtype=make.dtype, device=make.device
+        )
         self.linears: list[Weights] = [self._router, self._experts]
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -145,7 +137,7 @@ class GroupedSparseMLP:
         return self._experts(x, self._router(x), settings.per_token, normalises=settings.normalises_weights)
 
 
-def _router(config: ModelConfig, experts: Experts, prefix: str, make: MakeLinear) -> LinearLayer:
+def _router(config: ModelConfig, experts: Experts, prefix: str, make: LinearMaker) -> LinearLayer:
     return make([f"{prefix}.{config.names.router}"], config.hidden_size, [experts.count], bias=False)
 
 

@@ -2,14 +2,13 @@
 to store it.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from quire_server.layers.linear import Linear
+from quire_server.layers.linear import Linear, LinearShape
 from quire_server.models import registry
 from tests.server.models.variants import SIZES, VARIANTS
 
@@ -24,19 +23,17 @@ class Recorder:
         self.finished: list[tuple[str, ...]] = []
         self.shared: list[tuple[str, ...]] = []
 
-    def __call__(
-        self, prefixes: Sequence[str], in_size: int, out_sizes: Sequence[int], **settings: Any
-    ) -> Linear:
-        key, recorder = tuple(prefixes), self
+    def __call__(self, shape: LinearShape) -> Linear:
+        key, recorder = tuple(shape.prefixes), self
         self.asked.append(key)
-        if settings.get("weight") is not None:
+        if shape.weight is not None:
             self.shared.append(key)
 
         class Layer(Linear):
             def finish(self) -> None:
                 recorder.finished.append(key)
 
-        return Layer(prefixes, in_size, out_sizes, **settings)
+        return Layer(shape)
 
 
 def build(variant: str, factory: Any) -> registry.Decoder:

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from quire_server.layers.linear import LinearShape
 from quire_server.layers.quantized.format import Rounded, pack, unpack
 from quire_server.quantize import awq, calibrated_layer, fp8, gptq, int8
 from quire_server.quantize.calibrated_layer import CalibratedLayer, ObservedLinear
@@ -19,7 +20,8 @@ GROUP = 64
 
 def observed_linear(inputs: torch.Tensor, out_size: int = 48) -> ObservedLinear:
     """A matrix with recorded inputs."""
-    linear = ObservedLinear(["x"], inputs.shape[1], [out_size], bias=False, dtype=torch.float32, device="cpu")
+    place = torch.device("cpu")
+    linear = ObservedLinear(LinearShape(["x"], inputs.shape[1], [out_size], False, torch.float32, place))
     linear.weight.copy_(torch.randn(linear.weight.shape) / 8)
     linear.watch()
     linear(inputs)

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from quire_server.__main__ import run
 from quire_server.errors import QuireServerError
 from quire_server.evaluate.perplexity import Quality, measure
+from quire_server.layers.linear import LinearShape
 from quire_server.layers.quantized.int8 import StoredInt8
 from quire_server.model_dir.files import write_manifest
 from quire_server.quantize import run as quantizer
@@ -111,7 +112,8 @@ def test_int8_is_multiplied_by_int8_kernels_as_it_is_stored(written: dict[str, P
 
 def test_the_int8_kernel_computes_what_the_stored_numbers_say() -> None:
     torch.manual_seed(0)
-    layer = StoredInt8(["a", "b"], 128, [32, 16], bias=True, dtype=torch.float32, device=torch.device("cpu"))
+    shape = LinearShape(["a", "b"], 128, [32, 16], True, torch.float32, torch.device("cpu"))
+    layer = StoredInt8(shape)
     for target in layer.targets().values():
         values = (
             torch.randint(-128, 128, target.shape) if target.dtype == torch.int8 else torch.rand(target.shape)

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 from quire_server.errors import ConfigError
 from quire_server.layers.int4_linear import Int4Linear, make_int4_linear
 from quire_server.layers.int8_linear import Int8Linear, has_native_kernels, native_kernels
-from quire_server.layers.linear import GpuLinear, Linear, LinearFactory
+from quire_server.layers.linear import GpuLinear, Linear, LinearFactory, LinearShape
 from quire_server.layers.quantized.awq import AWQ
 from quire_server.layers.quantized.format import WeightFormat
 from quire_server.layers.quantized.gptq import GPTQ
@@ -171,7 +171,7 @@ def test_the_head_routers_values_and_odd_sizes_stay_int8(
 ) -> None:
     in_size, out_size = sizes
     device = torch.device("cpu")
-    layer = make_int4_linear([prefix], in_size, [out_size], bias=True, dtype=torch.float32, device=device)
+    layer = make_int4_linear(LinearShape([prefix], in_size, [out_size], True, torch.float32, device))
     assert type(layer) is made
     for target in layer.targets().values():
         target.copy_(torch.linspace(-1, 1, target.numel()).view(target.shape))

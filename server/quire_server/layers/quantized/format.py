@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from quire_server.errors import ModelCorruptError
+from quire_server.layers.linear import LinearShape
 
 REMEDY = "Download or quantise the model again."
 
@@ -44,6 +45,21 @@ class WeightFormat(Protocol):
 
         Raises ModelCorruptError if the stored values contradict each other.
         """
+
+
+def empty_tensors(prefix: str, weights: WeightFormat, shape: LinearShape) -> dict[str, Tensor]:
+    """Suffix in the checkpoint -> a tensor to fill, of one of the prefixes."""
+    out_size = shape.out_sizes[shape.prefixes.index(prefix)]
+    return {
+        suffix: torch.empty(spec.shape, dtype=spec.dtype, device=shape.device)
+        for suffix, spec in weights.tensors(prefix, shape.in_size, out_size).items()
+    }
+
+
+def refuse_not_finite(name: str, tensor: Tensor) -> None:
+    """Raise ModelCorruptError if a tensor of floats holds infinity or NaN."""
+    if tensor.is_floating_point() and not bool(tensor.float().isfinite().all()):
+        raise ModelCorruptError(f"{name} holds values that are not finite numbers. {REMEDY}")
 
 
 def divide(name: str, what: str, size: int, divisor: int) -> int:

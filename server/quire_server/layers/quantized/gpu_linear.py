@@ -5,7 +5,7 @@ fewer bytes to read per token.
 row, as the checkpoint's author specified.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from quire_kernels import W4Weight, fp8_linear, fp8_product, w4a16, w8a8
 from quire_kernels.quantization.fp8_linear import ALIGNED as FP8_ALIGNED
 from quire_kernels.quantization.w4a16_packing import GROUPS
 from quire_kernels.quantization.w8a8 import ALIGNED as INT8_ALIGNED
-from quire_server.layers.linear import Fp8Forward
+from quire_server.layers.linear import Fp8Forward, LinearShape
 from quire_server.layers.quantized.awq import AWQ
 from quire_server.layers.quantized.format import WeightFormat
 from quire_server.layers.quantized.gptq import GPTQ
@@ -23,38 +23,28 @@ from quire_server.layers.quantized.scaled_8bit import FP8, Scaled
 from quire_server.layers.quantized.stored_linear import Product, StoredLinear, four_bit_parts
 
 
-def can_multiply(weights: WeightFormat, in_size: int, out_sizes: Sequence[int], dtype: torch.dtype) -> bool:
+def can_multiply(weights: WeightFormat, shape: LinearShape) -> bool:
     """Whether there is a kernel for this format and size. ``runner.quantization`` checks that the GPU has the
     type.
     """
-    if dtype != torch.bfloat16:
+    if shape.dtype != torch.bfloat16:
         return False
     if isinstance(weights, Scaled):
         takes_inputs = weights.rounds_to_fp8 if weights.dtype == FP8 else weights.is_w8a8
         aligned = FP8_ALIGNED if weights.dtype == FP8 else INT8_ALIGNED
-        return takes_inputs and all(size % aligned == 0 for size in (in_size, *out_sizes))
+        return takes_inputs and all(size % aligned == 0 for size in (shape.in_size, *shape.out_sizes))
     if isinstance(weights, Packed) and weights.bits != 4:
         return False
     if not isinstance(weights, AWQ | GPTQ | Packed):
         return False
-    return (weights.group_size or in_size) % GROUPS[-1] == 0
+    return (weights.group_size or shape.in_size) % GROUPS[-1] == 0
 
 
 class QuantizedGpuLinear(StoredLinear):
     """A LinearLayer whose parts are all stored in one format that ``can_multiply``."""
 
-    def __init__(
-        self,
-        weights: WeightFormat,
-        prefixes: Sequence[str],
-        in_size: int,
-        out_sizes: Sequence[int],
-        *,
-        bias: bool,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
-        super().__init__(weights, prefixes, in_size, out_sizes, bias=bias, dtype=dtype, device=device)
+    def __init__(self, weights: WeightFormat, shape: LinearShape) -> None:
+        super().__init__(weights, shape)
         is_fp8 = isinstance(weights, Scaled) and weights.dtype == FP8
         self.forward_fp8: Fp8Forward | None = self._forward_fp8 if is_fp8 else None
 

@@ -1,12 +1,14 @@
 """4-bit matrices of a checkpoint, multiplied on a CPU without dequantising, by the kernel of `Int4Linear`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from quire_kernels import int4_linear, repack_int4
 from quire_server.layers.int4_linear import ALIGNED
+from quire_server.layers.linear import LinearShape
 from quire_server.layers.quantized.awq import AWQ
 from quire_server.layers.quantized.format import WeightFormat
 from quire_server.layers.quantized.gptq import GPTQ
@@ -27,17 +29,8 @@ def is_int4(weights: WeightFormat) -> bool:
 class StoredInt4(StoredLinear):
     """A LinearLayer whose parts are all stored in a format of ``is_int4``."""
 
-    def __init__(
-        self,
-        weights: WeightFormat,
-        prefixes: Sequence[str],
-        in_size: int,
-        out_sizes: Sequence[int],
-        *,
-        bias: bool,
-        device: torch.device,
-    ) -> None:
-        super().__init__(weights, prefixes, in_size, out_sizes, bias=bias, dtype=torch.float32, device=device)
+    def __init__(self, weights: WeightFormat, shape: LinearShape) -> None:
+        super().__init__(weights, replace(shape, dtype=torch.float32))
 
     def _convert(self, weights: WeightFormat, stored: Mapping[str, Mapping[str, Tensor]]) -> Product:
         packed = repack_int4(four_bit_parts(weights, stored))

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from quire_kernels import Int8Weight, int8_linear, pack_int8
-from quire_server.errors import ModelCorruptError
 from quire_server.layers.int8_linear import tensors_of
-from quire_server.layers.quantized.format import REMEDY
+from quire_server.layers.linear import LinearShape
+from quire_server.layers.quantized.format import refuse_not_finite
 
 
 class StoredInt8:
@@ -19,21 +19,11 @@ class StoredInt8:
     forward_fp8 = None
     _packed: Int8Weight | None = None
 
-    def __init__(
-        self,
-        prefixes: Sequence[str],
-        in_size: int,
-        out_sizes: Sequence[int],
-        *,
-        bias: bool,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
-        out_size = sum(out_sizes)
-        self._prefixes, self._out_sizes = list(prefixes), list(out_sizes)
-        self._weight = torch.empty(out_size, in_size, dtype=torch.int8, device=device)
+    def __init__(self, shape: LinearShape) -> None:
+        self._shape, out_size, device = shape, sum(shape.out_sizes), shape.device
+        self._weight = torch.empty(out_size, shape.in_size, dtype=torch.int8, device=device)
         self._scales = torch.empty(out_size, 1, device=device)
-        self._bias = torch.empty(out_size, device=device) if bias else None
+        self._bias = torch.empty(out_size, device=device) if shape.bias else None
 
     def __call__(self, x: Tensor) -> Tensor:
         assert self._packed is not None, "finish() comes before the first call"
@@ -44,11 +34,7 @@ class StoredInt8:
         parts = {"weight": self._weight, "weight_scale": self._scales}
         if self._bias is not None:
             parts["bias"] = self._bias
-        return {
-            f"{prefix}.{kind}": view
-            for kind, tensor in parts.items()
-            for prefix, view in zip(self._prefixes, tensor.split(self._out_sizes), strict=True)
-        }
+        return self._shape.by_prefix(parts)
 
     def weights(self) -> Sequence[Tensor]:
         """The packed tensors, once they exist."""
@@ -57,9 +43,6 @@ class StoredInt8:
 
     def finish(self) -> None:
         """Pack, and free the plain matrix."""
-        if not bool(self._scales.isfinite().all()):
-            raise ModelCorruptError(
-                f"{self._prefixes[0]}.weight_scale holds values that are not finite numbers. {REMEDY}"
-            )
+        refuse_not_finite(f"{self._shape.prefixes[0]}.weight_scale", self._scales)
         self._packed = pack_int8(self._weight, self._scales[:, 0].contiguous())
         self._weight = self._scales = torch.empty(0)

@@ -6,16 +6,15 @@ these weights. ``factory`` wraps the factory that makes the dense layers.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from quire_server.errors import ModelCorruptError
 from quire_server.layers.int4_linear import ALIGNED, make_int4_linear
 from quire_server.layers.int8_linear import Int8Linear
-from quire_server.layers.linear import GpuLinear, Linear, LinearFactory, LinearLayer
-from quire_server.layers.quantized.format import REMEDY, WeightFormat
+from quire_server.layers.linear import GpuLinear, Linear, LinearFactory, LinearLayer, LinearShape
+from quire_server.layers.quantized.format import WeightFormat, empty_tensors, refuse_not_finite
 from quire_server.layers.quantized.gpu_linear import QuantizedGpuLinear, can_multiply
 from quire_server.layers.quantized.ignored_layers import IgnoredLayers
 from quire_server.layers.quantized.int4 import StoredInt4, is_int4
@@ -53,25 +52,17 @@ class Dequantized:
 
     forward_fp8 = None
 
-    def __init__(
-        self,
-        formats: Mapping[str, WeightFormat],
-        sizes: Mapping[str, int],
-        in_size: int,
-        make_dense: "_DenseMaker",
-    ) -> None:
-        self._make_dense, self._formats = make_dense, formats
-        device = make_dense.device
+    def __init__(self, formats: Mapping[str, WeightFormat], dense: LinearFactory, shape: LinearShape) -> None:
+        self._formats, self._dense, self._shape = formats, dense, shape
         self._stored = {
-            f"{prefix}.{suffix}": torch.empty(spec.shape, dtype=spec.dtype, device=device)
+            f"{prefix}.{suffix}": tensor
             for prefix, weights in formats.items()
-            for suffix, spec in weights.tensors(prefix, in_size, sizes[prefix]).items()
+            for suffix, tensor in empty_tensors(prefix, weights, shape).items()
         }
         # Biases, and parts that the checkpoint keeps dense.
-        plain = make_dense(torch.device("meta")).targets()
         self._plain = {
-            name: torch.empty_like(tensor, device=device)
-            for name, tensor in plain.items()
+            name: torch.empty_like(tensor, device=shape.device)
+            for name, tensor in self._skeleton().targets().items()
             if name.removesuffix(".weight") not in formats
         }
         self._layer: LinearLayer | None = None
@@ -86,7 +77,7 @@ class Dequantized:
 
     def finish(self) -> None:
         """Dequantise part by part, freeing each part's stored tensors."""
-        layer = self._make_dense(self._make_dense.device)
+        layer = self._dense(self._shape)
         for name, target in layer.targets().items():
             prefix = name.removesuffix(".weight")
             if prefix in self._formats:
@@ -98,36 +89,19 @@ class Dequantized:
 
     def weights(self) -> Sequence[Tensor]:
         """The dense layer's."""
-        return (self._layer or self._make_dense(torch.device("meta"))).weights()
+        return (self._layer or self._skeleton()).weights()
+
+    def _skeleton(self) -> LinearLayer:
+        """The dense layer with its names only."""
+        return self._dense(replace(self._shape, device=torch.device("meta")))
 
     def _dequantize(self, prefix: str) -> Tensor:
         names = [name for name in self._stored if name.rpartition(".")[0] == prefix]
         parts = {name: self._stored.pop(name) for name in names}
         for name, part in parts.items():
-            if part.is_floating_point() and not bool(part.float().isfinite().all()):
-                raise ModelCorruptError(f"{name} holds values that are not finite numbers. {REMEDY}")
+            refuse_not_finite(name, part)
         return self._formats[prefix].dequantize(
             prefix, {name.rpartition(".")[2]: part for name, part in parts.items()}
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class _DenseMaker:
-    """Makes the dense layer that replaces a quantised one, or, on the meta device, a layer with its names
-    only.
-    """
-
-    dense: LinearFactory
-    prefixes: Sequence[str]
-    in_size: int
-    out_sizes: Sequence[int]
-    bias: bool
-    dtype: torch.dtype
-    device: torch.device
-
-    def __call__(self, device: torch.device) -> LinearLayer:
-        return self.dense(
-            self.prefixes, self.in_size, self.out_sizes, bias=self.bias, dtype=self.dtype, device=device
         )
 
 
@@ -142,32 +116,18 @@ def factory(quantization: Quantization, dense: LinearFactory) -> LinearFactory:
     if has_int4:
         dense = Int8Linear
 
-    def make(
-        prefixes: Sequence[str],
-        in_size: int,
-        out_sizes: Sequence[int],
-        *,
-        bias: bool,
-        dtype: torch.dtype,
-        device: torch.device,
-        weight: Tensor | None = None,
-    ) -> LinearLayer:
-        formats = {
-            prefix: quantization.weights for prefix in prefixes if not quantization.ignored.has(prefix)
-        }
-        if weight is not None or not formats:
-            return dense(prefixes, in_size, out_sizes, bias=bias, dtype=dtype, device=device, weight=weight)
-        if dense is Int8Linear and quantization.is_w8a8 and len(formats) == len(prefixes):
-            return StoredInt8(prefixes, in_size, out_sizes, bias=bias, dtype=dtype, device=device)
-        is_whole = len(formats) == len(prefixes)
+    def make(shape: LinearShape) -> LinearLayer:
         stored = quantization.weights
-        if has_int4 and is_whole and in_size % ALIGNED[0] == 0:
-            return StoredInt4(stored, prefixes, in_size, out_sizes, bias=bias, device=device)
-        if dense is GpuLinear and is_whole and can_multiply(stored, in_size, out_sizes, dtype):
-            return QuantizedGpuLinear(
-                stored, prefixes, in_size, out_sizes, bias=bias, dtype=dtype, device=device
-            )
-        maker = _DenseMaker(Linear if has_int4 else dense, prefixes, in_size, out_sizes, bias, dtype, device)
-        return Dequantized(formats, dict(zip(prefixes, out_sizes, strict=True)), in_size, maker)
+        formats = {prefix: stored for prefix in shape.prefixes if not quantization.ignored.has(prefix)}
+        if shape.weight is not None or not formats:
+            return dense(shape)
+        if len(formats) == len(shape.prefixes):
+            if dense is Int8Linear and quantization.is_w8a8:
+                return StoredInt8(shape)
+            if has_int4 and shape.in_size % ALIGNED[0] == 0:
+                return StoredInt4(stored, shape)
+            if dense is GpuLinear and can_multiply(stored, shape):
+                return QuantizedGpuLinear(stored, shape)
+        return Dequantized(formats, Linear if has_int4 else dense, shape)
 
     return make

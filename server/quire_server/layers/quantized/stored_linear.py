@@ -11,9 +11,9 @@ from torch import Tensor
 
 from quire_kernels import W4Weight
 from quire_server.errors import ModelCorruptError
-from quire_server.layers.linear import Fp8Forward
+from quire_server.layers.linear import Fp8Forward, LinearShape
 from quire_server.layers.quantized.awq import AWQ
-from quire_server.layers.quantized.format import REMEDY, WeightFormat
+from quire_server.layers.quantized.format import REMEDY, WeightFormat, empty_tensors, refuse_not_finite
 from quire_server.layers.quantized.gptq import GPTQ
 from quire_server.layers.quantized.pack_quantized import Packed
 
@@ -32,26 +32,11 @@ class StoredLinear(ABC):
     forward_fp8: Fp8Forward | None = None
     _product: Product | None = None
 
-    def __init__(
-        self,
-        weights: WeightFormat,
-        prefixes: Sequence[str],
-        in_size: int,
-        out_sizes: Sequence[int],
-        *,
-        bias: bool,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
-        self._weights, self._prefixes, self._out_sizes = weights, list(prefixes), list(out_sizes)
-        self._stored = {
-            prefix: {
-                suffix: torch.empty(spec.shape, dtype=spec.dtype, device=device)
-                for suffix, spec in weights.tensors(prefix, in_size, size).items()
-            }
-            for prefix, size in zip(prefixes, out_sizes, strict=True)
-        }
-        self._bias = torch.empty(sum(out_sizes), dtype=dtype, device=device) if bias else None
+    def __init__(self, weights: WeightFormat, shape: LinearShape) -> None:
+        self._weights, self._shape = weights, shape
+        self._stored = {prefix: empty_tensors(prefix, weights, shape) for prefix in shape.prefixes}
+        size = sum(shape.out_sizes)
+        self._bias = torch.empty(size, dtype=shape.dtype, device=shape.device) if shape.bias else None
 
     def __call__(self, x: Tensor) -> Tensor:
         assert self._product is not None, "finish() comes before the first call"
@@ -64,19 +49,13 @@ class StoredLinear(ABC):
             for prefix, tensors in self._stored.items()
             for suffix, tensor in tensors.items()
         }
-        if self._bias is not None:
-            parts = self._bias.split(self._out_sizes)
-            named |= {f"{prefix}.bias": part for prefix, part in zip(self._prefixes, parts, strict=True)}
-        return named
+        return named if self._bias is None else named | self._shape.by_prefix({"bias": self._bias})
 
     def finish(self) -> None:
         """Convert to the kernel's form, and free what was read."""
         for prefix, tensors in self._stored.items():
             for suffix, tensor in tensors.items():
-                if tensor.is_floating_point() and not bool(tensor.float().isfinite().all()):
-                    raise ModelCorruptError(
-                        f"{prefix}.{suffix} holds values that are not finite numbers. {REMEDY}"
-                    )
+                refuse_not_finite(f"{prefix}.{suffix}", tensor)
         self._product = self._convert(self._weights, self._stored)
         self._stored = {}
 
