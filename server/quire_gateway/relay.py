@@ -21,10 +21,10 @@ import orjson
 from yarl import URL
 
 from quire_gateway.accounting import Account
-from quire_gateway.activator import ADAPTER_NOT_READY, HOLD_FULL, Activator, Held, HoldError
+from quire_gateway.activator import HOLD_FULL, Activator, Held, HoldError
 from quire_gateway.attempt import MAX_WHOLE_BYTES, Attempt, AttemptError, Upstream, UpstreamRequest
 from quire_gateway.attempt_plan import AttemptPlan
-from quire_gateway.dispatch import Destination, Step, kill_switch_refusal
+from quire_gateway.dispatch import Destination, Step
 from quire_gateway.events import WholeEvents
 from quire_gateway.external_models import ExternalModel
 from quire_gateway.hedging import race
@@ -41,6 +41,17 @@ from quire_gateway.openai.calls import (
 )
 from quire_gateway.openai.external import ExternalEvents
 from quire_gateway.outlier_detection import Verdict
+from quire_gateway.relay_failures import (
+    RETRY_AFTER_SECONDS,
+    NoAdapterError,
+    NotKeptError,
+    OtherApiError,
+    Refusal,
+    SwitchedOffError,
+    code_of,
+    error_of,
+    refusal_of,
+)
 from quire_gateway.replica import Replica
 from quire_gateway.replicas import Model
 from quire_gateway.response_cache import Headers, Recording
@@ -50,7 +61,7 @@ from quire_gateway.settings import Timeouts
 from quire_gateway.tracing import HEADERS as TRACE_HEADERS
 from quire_gateway.tracing import AttemptSpan
 from quire_gateway.usage import Usage, without_comment
-from quire_http.errors import ApiError, bad_field, overloaded
+from quire_http.errors import ApiError, overloaded
 from quire_http.exchange import HttpExchange
 
 #: Of a request's headers those that go to a replica; the body's length and the request's id besides.
@@ -76,56 +87,6 @@ _OVERLOAD = REFUSALS | {HOLD_FULL, "rate_limited"}
 _RATE_LIMIT_HEADERS, _RATE_LIMITS = "x-ratelimit-", b"x-ratelimit-"
 _EVENTS = "text/event-stream"
 _MAX_USAGE_BYTES = 512
-_RETRY_AFTER_SECONDS = 1
-_ADAPTER_RETRY_AFTER_SECONDS = 5
-_NOT_KEPT = "the replica that kept this response is gone; send the whole conversation as input"
-
-
-class _Refusal(AttemptError):
-    """A replica's own answer that another one may do better; kept, because it may be the last."""
-
-    def __init__(self, reason: str, response: aiohttp.ClientResponse, headers: Headers, body: bytes) -> None:
-        super().__init__(reason, f"HTTP {response.status}")
-        self.response = response
-        self.headers = headers
-        self.body = body
-
-
-class _OtherApiError(AttemptError):
-    """An external backend is asked by OpenAI's completions alone."""
-
-    def __init__(self, path: str) -> None:
-        paths = " and ".join(COMPLETION_PATHS)
-        super().__init__(
-            "other_api", f"This model is answered by an external backend, which has no {path}: use {paths}."
-        )
-
-
-class _NotKeptError(AttemptError):
-    """The replica that kept what a response goes on with is gone."""
-
-    def __init__(self) -> None:
-        super().__init__("not_kept", _NOT_KEPT)
-
-
-class _NoAdapterError(AttemptError):
-    """No replica has the LoRA adapter that the request is for."""
-
-    def __init__(self, adapter: str) -> None:
-        message = (
-            f"The adapter {adapter!r} is not ready on any replica of its model; ask again later. "
-            "Its LLMDeployment's status.adapters says why."
-        )
-        super().__init__(ADAPTER_NOT_READY, message)
-
-
-class _SwitchedOffError(AttemptError):
-    """The kill switch is on, and the fallbacks of this destination answer alone."""
-
-    def __init__(self, destination: Destination) -> None:
-        assert destination.kill_switch is not None
-        super().__init__("kill_switch", destination.kill_switch.message)
-        self.fallbacks = destination.fallbacks
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,11 +148,11 @@ class Relay:
         if destination.kill_switch is None:
             unanswered = await self._ask_awake(exchange, destination, request, facts, account, held)
         else:
-            unanswered = _Unanswered(_SwitchedOffError(destination), ())
+            unanswered = _Unanswered(SwitchedOffError(destination), ())
         if unanswered is None:
             return
         original, steps = unanswered.failure, deque(destination.fallbacks)
-        if isinstance(original, _SwitchedOffError):
+        if isinstance(original, SwitchedOffError):
             steps = deque(original.fallbacks)
         while steps and unanswered is not None:
             step = steps.popleft()
@@ -210,7 +171,7 @@ class Relay:
                     return
                 to = step.destination or destination
                 unanswered = await self._ask_awake(exchange, to, changed, facts, account, held, unanswered)
-            if unanswered is not None and isinstance(unanswered.failure, _SwitchedOffError):
+            if unanswered is not None and isinstance(unanswered.failure, SwitchedOffError):
                 open_still = {one.name for one in unanswered.failure.fallbacks}
                 steps = deque(one for one in steps if one.name in open_still)
         if unanswered is not None:
@@ -245,9 +206,9 @@ class Relay:
                 if unanswered is None or not self._activator.is_leaving(model, unanswered.failure, adapter):
                     return unanswered
                 before, avoided = unanswered, unanswered.tried
-                if isinstance(unanswered.failure, _NoAdapterError):
+                if isinstance(unanswered.failure, NoAdapterError):
                     avoided = ()  # they will have it
-        except (HoldError, _SwitchedOffError) as error:
+        except (HoldError, SwitchedOffError) as error:
             return _Unanswered(error, () if before is None else before.tried)
 
     async def _ask(
@@ -334,7 +295,7 @@ class Relay:
                 await exchange.end()
                 return response.status
         except AttemptError as error:
-            raise _error_of(error) from None
+            raise error_of(error) from None
 
     def _attempt_at(self, destination: Destination, choice: Pick, reason: str, account: Account) -> Attempt:
         """An attempt that begins. ``reason``: why there is one, empty for the first."""
@@ -365,12 +326,12 @@ class Relay:
             raise AttemptError("resume_refused", f"it does not go on: HTTP {response.status}")
         if response.status in _RETRIED:
             body = await attempt.read_whole()
-            reason = _code_of(body)
+            reason = code_of(body)
             if response.status == 503 and reason in REFUSALS:
                 attempt.verdict = Verdict.UNKNOWN
             else:
                 reason = f"http_{response.status}"
-            raise _Refusal(reason, response, _kept(attempt, response, exchange), body)
+            raise Refusal(reason, response, _kept(attempt, response, exchange), body)
         return response
 
     async def _check_adapter(
@@ -380,9 +341,9 @@ class Relay:
         length = response.content_length
         if not adapter or response.status != 404 or length is None or length > MAX_WHOLE_BYTES:
             return
-        if _code_of(await attempt.read_whole()) == "model_not_found":
+        if code_of(await attempt.read_whole()) == "model_not_found":
             replica.lacks_adapter(adapter, self._clock())
-            raise _NoAdapterError(adapter)
+            raise NoAdapterError(adapter)
 
     async def _pass_on(
         self,
@@ -411,27 +372,27 @@ class Relay:
 
     async def _give_up(self, exchange: HttpExchange, failure: AttemptError | None, account: Account) -> None:
         """The last answer that there was, or an error of ours."""
-        if isinstance(failure, _Refusal) and exchange.started:
+        if isinstance(failure, Refusal) and exchange.started:
             await _send_as_event(exchange, failure.response.status, failure.body, account)
             return
-        if isinstance(failure, _Refusal):
+        if isinstance(failure, Refusal):
             account.answer_begins(failure.response.status)
             await _send_whole(exchange, failure.response, failure.body, failure.headers, None)
             return
         if failure is None:
-            raise overloaded("no_replica", "No replica of this model is ready.", _RETRY_AFTER_SECONDS)
-        if (refusal := _refusal_of(failure)) is not None:
+            raise overloaded("no_replica", "No replica of this model is ready.", RETRY_AFTER_SECONDS)
+        if (refusal := refusal_of(failure)) is not None:
             raise refusal
         account.breaks(failure.reason, str(failure))
-        raise _error_of(failure)
+        raise error_of(failure)
 
 
 def _unasked(model: Model, request: UpstreamRequest, before: _Unanswered | None) -> _Unanswered | None:
     """Why no replica of a model can be asked; None where one can."""
     if isinstance(model, ExternalModel) and request.path not in COMPLETION_PATHS:
-        return _Unanswered(_OtherApiError(request.path), ()) if before is None else before
+        return _Unanswered(OtherApiError(request.path), ()) if before is None else before
     if request.kept_by is not None and model.keeper(request.kept_by) is None:
-        return _Unanswered(_NotKeptError(), ())
+        return _Unanswered(NotKeptError(), ())
     return None
 
 
@@ -445,7 +406,7 @@ def _last_failure(
 ) -> AttemptError | None:
     """Why no replica answered. ``adapter``: which the replicas that there are would have to have."""
     if failure is None and adapter:
-        return _NoAdapterError(adapter)
+        return NoAdapterError(adapter)
     return before.failure if failure is None and before is not None else failure
 
 
@@ -453,7 +414,7 @@ async def _break_off(exchange: HttpExchange, failure: AttemptError, account: Acc
     """End a stream that has begun with an error event."""
     account.breaks(failure.reason, str(failure))
     exchange.num_events = account.num_events
-    await exchange.error(_error_of(failure))
+    await exchange.error(error_of(failure))
 
 
 def _goes_on(response: aiohttp.ClientResponse) -> bool:
@@ -509,14 +470,14 @@ def _with_own_degradation(exchange: HttpExchange, headers: Headers) -> Headers:
 
 
 def _check_open(begun: Destination, current: Callable[[], Destination], step: Step | None = None) -> None:
-    """Raise _SwitchedOffError where a kill switch came on while the request waits for its target, or for a
+    """Raise SwitchedOffError where a kill switch came on while the request waits for its target, or for a
     fallback that it takes away; and the ApiError of ``current``.
     """
     now = current()
     if now.kill_switch is None or (step is None and begun.kill_switch is not None):
         return
     if step is None or all(one.name != step.name for one in now.fallbacks):
-        raise _SwitchedOffError(now)
+        raise SwitchedOffError(now)
 
 
 def _applies(step: Step, failure: AttemptError | None) -> bool:
@@ -668,39 +629,3 @@ def _kept(attempt: Attempt, response: aiohttp.ClientResponse, exchange: HttpExch
         if lower in attempt.response_headers or (not has_own and lower.startswith(_RATE_LIMITS)):
             kept.append((lower, value))
     return tuple(kept)
-
-
-def _code_of(body: bytes) -> str:
-    """The code of an error in OpenAI's shape, "" of anything else."""
-    try:
-        return str(orjson.loads(body)["error"]["code"])
-    except (ValueError, KeyError, TypeError):
-        return ""
-
-
-def _refusal_of(failure: AttemptError) -> ApiError | None:
-    """The error of a failure after which nothing was asked, or that is for lack of room."""
-    if isinstance(failure, HoldError):
-        return overloaded(failure.reason, str(failure), failure.retry_after)
-    if isinstance(failure, _SwitchedOffError):
-        return kill_switch_refusal(str(failure))
-    if isinstance(failure, _OtherApiError):
-        return ApiError(400, str(failure), code="api_not_supported")
-    if isinstance(failure, _NotKeptError):
-        return bad_field("previous_response_id", str(failure), code="previous_response_not_found")
-    if isinstance(failure, _NoAdapterError):
-        return overloaded(failure.reason, str(failure), _ADAPTER_RETRY_AFTER_SECONDS)
-    if failure.reason == "rate_limited":
-        return overloaded("rate_limited", "The backend that answers has no room.", _RETRY_AFTER_SECONDS)
-    return None
-
-
-def _error_of(failure: AttemptError) -> ApiError:
-    if failure.reason in ("timeout", "idle"):
-        message = "The replica that answers did not go on in time."
-        return ApiError(504, message, kind="server_error", code="replica_timeout")
-    if failure.reason == "unauthorized":
-        message = "The replica does not accept requests of this gateway."
-        return ApiError(502, message, kind="server_error", code="gateway_refused")
-    message = "The replica that answers was lost."
-    return ApiError(502, message, kind="server_error", code="replica_lost")

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from quire_gateway.attempt import Attempt, AttemptError, ReplicaUpstream, UpstreamRequest
-from quire_gateway.relay import _code_of
+from quire_gateway.relay_failures import code_of
 from quire_gateway.replicas import ReplicaTable
 from quire_gateway.request_signing import TOKEN_HEADER
 from quire_gateway.routing.by_load import RoundRobin
@@ -72,4 +72,4 @@ def test_the_message_of_a_failure_has_no_header_of_the_request(answer, reason):
 
 @pytest.mark.parametrize("body", [b"<html>", b"[]", b"{}", b'{"error": "no room"}'])
 def test_a_refusal_that_is_no_error_of_ours_has_no_code(body):
-    assert _code_of(body) == ""
+    assert code_of(body) == ""
