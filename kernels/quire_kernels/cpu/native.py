@@ -7,6 +7,7 @@ An op checks with ``supports`` and its variants whether its tensors fit a kernel
 """
 
 import os
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -24,7 +25,7 @@ _SMALL_LINEAR, _SMALL_ATTENTION, _SMALL_PASS = 200_000, 65_536, 16_384
 _LARGE_MASKS = 200_000  # logits; overwriting or reading one costs less than computing one
 
 _KERNELS = {
-    "int8_linear": arguments("x packed weight_scales bias y scratch", "in out dtype"),
+    "int8_linear": arguments("x packed row_scales bias y scratch", "in out dtype"),
     "int4_linear": arguments("x packed scales zeros row_scales bias y scratch", "in out dtype"),
     "add_rmsnorm": arguments("x residual weight y", "size dtype", "eps"),
     "silu_mul": arguments("gate_up y", "size dtype"),
@@ -143,26 +144,8 @@ class Native:
 
     def int8_linear(self, x: Tensor, packed: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
         """x [T, in] -> [T, out]; ``packed`` [out / 16, in / 4, 16, 4], scales and bias float32 [out]."""
-        rows, in_size = x.shape
-        out_size = scales.shape[0]
-        y = self._empty((rows, out_size), x.dtype)
-        row_bytes = in_size * _INT8_INPUT_BYTES + in_size // _INT8_GROUP * _GROUP_BYTES
-        scratch = self._empty((rows, row_bytes), torch.int8)
-        self._call(
-            "int8_linear",
-            rows,
-            rows * in_size * out_size > _SMALL_LINEAR,
-            x.data_ptr(),
-            packed.data_ptr(),
-            scales.data_ptr(),
-            None if bias is None else bias.data_ptr(),
-            y.data_ptr(),
-            scratch.data_ptr(),
-            in_size,
-            out_size,
-            _DTYPES[x.dtype],
-        )
-        return y
+        row_bytes = x.shape[1] * _INT8_INPUT_BYTES + x.shape[1] // _INT8_GROUP * _GROUP_BYTES
+        return self._linear("int8_linear", x, (packed, scales, bias), len(scales), row_bytes)
 
     def int4_linear(
         self,
@@ -176,21 +159,23 @@ class Native:
         """x [T, in] -> [T, out]; ``packed`` u8 [out / 16, in / 8, 16, 4], scales f16 and zeros u8 [out / 16,
         in / 32, 16], row_scales and bias float32 [out].
         """
+        row_bytes = x.shape[1] + x.shape[1] // _INT4_GROUP * _GROUP_BYTES
+        weight = (packed, scales, zeros, row_scales, bias)
+        return self._linear("int4_linear", x, weight, len(row_scales), row_bytes)
+
+    def _linear(
+        self, kernel: str, x: Tensor, weight: Sequence[Tensor | None], out_size: int, row_bytes: int
+    ) -> Tensor:
+        """``weight``: the kernel's tensors in its order. ``row_bytes``: of a row of x as it is quantised."""
         rows, in_size = x.shape
-        out_size = row_scales.shape[0]
         y = self._empty((rows, out_size), x.dtype)
-        row_bytes = in_size + in_size // _INT4_GROUP * _GROUP_BYTES
         scratch = self._empty((rows, row_bytes), torch.int8)
         self._call(
-            "int4_linear",
+            kernel,
             rows,
             rows * in_size * out_size > _SMALL_LINEAR,
             x.data_ptr(),
-            packed.data_ptr(),
-            scales.data_ptr(),
-            None if zeros is None else zeros.data_ptr(),
-            row_scales.data_ptr(),
-            None if bias is None else bias.data_ptr(),
+            *(None if tensor is None else tensor.data_ptr() for tensor in weight),
             y.data_ptr(),
             scratch.data_ptr(),
             in_size,

@@ -5,19 +5,15 @@
  * outputs times 8 inputs, of which the first 4 are the low halves of the bytes. Sums within a group are integers, groups are
  * added in order, each row on its own: a result depends on its own row alone.
  */
-#include "quantise.h"
+#include "vectors.h"
 
 #include <string.h>
 
-enum { LANES = 16, GROUP = 32, STEP = 8, AHEAD = 8192, SYMMETRIC_ZERO = 8 };
+enum { GROUP = 32, STEP = 8, SYMMETRIC_ZERO = 8 };
 
 /* The weights of 16 outputs for 4 inputs, and their products with 4 inputs of a row added to its sums, which ``whole`` makes
- * int32. ROWS are as many as have their sums in registers. */
+ * int32. */
 #ifdef __AVX512F__
-enum { ROWS = 8 };
-#define EACH_ROW(f) f(0) f(1) f(2) f(3) f(4) f(5) f(6) f(7)
-#define EACH_REST(f) f(7) f(6) f(5) f(4) f(3) f(2) f(1)
-
 typedef __m512i weights;
 
 INLINE weights read_weights(const uint8_t *from) { return _mm512_loadu_si512(from); }
@@ -27,10 +23,6 @@ INLINE ints16 multiply_add(ints16 sums, weights w, const int8_t *q) { return add
 INLINE ints16 whole(ints16 sums) { return sums; }
 #else
 /* Sums of int16 while they are within a group: 16 products of at most 15 * 127 each are less than 2^15. */
-enum { ROWS = 4 };
-#define EACH_ROW(f) f(0) f(1) f(2) f(3)
-#define EACH_REST(f) f(3) f(2) f(1)
-
 typedef ints16 weights;
 
 INLINE weights read_weights(const uint8_t *from) {
@@ -80,23 +72,13 @@ struct linear {
     int64_t in, out, dtype;
 };
 
-/* The quantized x. */
-struct rows {
-    const int8_t *q;
-    const float *scales, *sums; /* [rows, groups], the sums of q within a group */
-};
+typedef int8_t input;
+typedef float group_sum;
 
-INLINE void quantise_row(const void *x, int64_t size, int8_t *q, float *scales, float *sums, int dtype) {
-    for (int64_t group = 0; group < size / GROUP; group++) {
-        ints16 rounded[GROUP / 16], total = zero_ints16();
-        scales[group] = quantise_group(x, group * GROUP, GROUP / 16, dtype, rounded);
-        for (int i = 0; i < GROUP / 16; i++) {
-            total = add_ints16(total, rounded[i]);
-            write_bytes16(q + group * GROUP + i * 16, rounded[i]);
-        }
-        sums[group] = (float)sum_ints16(total);
-    }
-}
+INLINE void write_inputs(input *to, ints16 x) { write_bytes16(to, x); }
+INLINE group_sum to_group_sum(int32_t sum) { return (float)sum; }
+
+#include "linear_walk.h"
 
 /* The zero's part is subtracted in float32, which has all these integers. */
 INLINE vec16 add_group(const struct rows *x, int64_t index, ints16 sums, vec16 zeros, vec16 scales, vec16 total) {
@@ -104,17 +86,6 @@ INLINE vec16 add_group(const struct rows *x, int64_t index, ints16 sums, vec16 z
     return add16(total, mul16(mul16(value, all16(x->scales[index])), scales));
 }
 
-INLINE void finish(const struct linear *a, int64_t row, int64_t panel, vec16 total, int dtype) {
-    const int64_t column = panel * LANES;
-    vec16 value = mul16(total, read16(a->row_scales + column));
-    if (a->bias) value = add16(value, read16(a->bias + column));
-    store16(a->y, row * a->out + column, value, dtype);
-}
-
-/* Up to ROWS times one panel, as in int8_linear.c. */
-#define DECLARE(r) ints16 sums##r = zero_ints16();
-#define MULTIPLY(r) \
-    if (r < rows) sums##r = multiply_add(sums##r, w, q + r * a->in + k);
 #define ADD_GROUP(r) \
     if (r < rows) totals[r] = add_group(x, (row + r) * groups + group, sums##r, zeros, scales, totals[r]);
 
@@ -143,28 +114,6 @@ INLINE void tile(const struct linear *a, const struct rows *x, int64_t row, int6
         EACH_ROW(ADD_GROUP)
     }
     for (int r = 0; r < rows; r++) finish(a, row + r, panel, totals[r], dtype);
-}
-
-#define REST(r) \
-    case r: tile(a, x, row, panel, r, dtype); break;
-
-INLINE void strip(const struct linear *a, const struct rows *x, int64_t rows, int64_t panel, int dtype) {
-    int64_t row = 0;
-    for (; row + ROWS <= rows; row += ROWS) tile(a, x, row, panel, ROWS, dtype);
-    switch (rows - row) { EACH_REST(REST) }
-}
-
-INLINE void linear(const struct linear *a, int64_t rows, const int dtype) {
-    const int64_t groups = a->in / GROUP;
-    int8_t *q = a->scratch;
-    float *scales = (float *)(q + rows * a->in), *sums = scales + rows * groups;
-    const struct rows x = {q, scales, sums};
-#pragma omp for schedule(static)
-    for (int64_t row = 0; row < rows; row++)
-        quantise_row(at(a->x, row * a->in, dtype), a->in, q + row * a->in, scales + row * groups, sums + row * groups,
-                     dtype);
-#pragma omp for schedule(static)
-    for (int64_t panel = 0; panel < a->out / LANES; panel++) strip(a, &x, rows, panel, dtype);
 }
 
 EXPORT void KERNEL(int4_linear)(const struct linear *a, int64_t rows) {

@@ -5,19 +5,15 @@
  * Sums within a group are integers, groups are added in order, each row on its own: a result depends on its own
  * row alone.
  */
-#include "quantise.h"
+#include "vectors.h"
 
 #include <string.h>
 
-enum { LANES = 16, GROUP = 64, AHEAD = 8192 };
+enum { GROUP = 64 };
 
 /* A quantized element of x, 16 of them written, the weights of 16 outputs for 4 inputs, and their products with 4
- * inputs of a row added to its sums. ROWS are as many as have their sums in registers. */
+ * inputs of a row added to its sums. */
 #ifdef __AVX512F__
-enum { ROWS = 8 };
-#define EACH_ROW(f) f(0) f(1) f(2) f(3) f(4) f(5) f(6) f(7)
-#define EACH_REST(f) f(7) f(6) f(5) f(4) f(3) f(2) f(1)
-
 typedef int8_t input;
 typedef __m512i weights;
 
@@ -27,10 +23,6 @@ INLINE ints16 multiply_add(ints16 sums, weights w, const input *q) { return add_
 #else
 /* Products of int16, because those of bytes (vpmaddubsw) saturate. An input is int16, each 4 of them in the order 0, 2,
  * 1, 3, like the even bytes and then the odd bytes of the weights. */
-enum { ROWS = 4 };
-#define EACH_ROW(f) f(0) f(1) f(2) f(3)
-#define EACH_REST(f) f(3) f(2) f(1)
-
 typedef int16_t input;
 typedef struct {
     ints16 even, odd;
@@ -71,55 +63,31 @@ INLINE ints16 multiply_add(ints16 sums, weights w, const input *q) {
 }
 #endif
 
-/* Quantize one row, one scale per group; ``offsets`` are what the weights' offset 128 adds to the sums. */
-INLINE void quantise_row(const void *x, int64_t size, input *q, float *scales, int32_t *offsets, int dtype) {
-    for (int64_t group = 0; group < size / GROUP; group++) {
-        ints16 rounded[GROUP / 16], total = zero_ints16();
-        scales[group] = quantise_group(x, group * GROUP, GROUP / 16, dtype, rounded);
-        for (int i = 0; i < GROUP / 16; i++) {
-            total = add_ints16(total, rounded[i]);
-            write_inputs(q + group * GROUP + i * 16, rounded[i]);
-        }
-        offsets[group] = 128 * sum_ints16(total);
-    }
-}
-
 /* x, y: [rows, in], [rows, out]; in a multiple of 64, out of 16; bias may be null. ``scratch``: an
  * input per element of x and 8 bytes per group. */
 struct linear {
     const void *x;
     const uint8_t *packed;
-    const float *weight_scales, *bias;
+    const float *row_scales, *bias;
     void *y;
     void *scratch;
     int64_t in, out, dtype;
 };
 
-/* The quantized x. */
-struct rows {
-    const input *q;
-    const float *scales; /* [rows, groups], like the offsets */
-    const int32_t *offsets;
-};
+/* What the weights' offset 128 adds to the sums of a group. */
+typedef int32_t group_sum;
+
+INLINE group_sum to_group_sum(int32_t sum) { return 128 * sum; }
+
+#include "linear_walk.h"
 
 INLINE vec16 add_group(const struct rows *x, int64_t index, ints16 sums, vec16 total) {
-    vec16 value = to_floats16(sub_ints16(sums, all_ints16(x->offsets[index])));
+    vec16 value = to_floats16(sub_ints16(sums, all_ints16(x->sums[index])));
     return add16(total, mul16(value, all16(x->scales[index])));
 }
 
-INLINE void finish(const struct linear *a, int64_t row, int64_t panel, vec16 total, int dtype) {
-    const int64_t column = panel * LANES;
-    vec16 value = mul16(total, read16(a->weight_scales + column));
-    if (a->bias) value = add16(value, read16(a->bias + column));
-    store16(a->y, row * a->out + column, value, dtype);
-}
-
-/* Up to ROWS times one panel: the weights are read in memory order, as one stream that the hardware prefetches. A
- * group's sums are in registers, as named variables, because an array would be on the stack; that is good enough
- * for the totals, which are used once per group. */
-#define DECLARE(r) ints16 sums##r = zero_ints16();
-#define MULTIPLY(r) \
-    if (r < rows) sums##r = multiply_add(sums##r, w, q + r * a->in + k);
+/* The weights are read in memory order, as one stream that the hardware prefetches. Totals are used once per group, so that
+ * an array is good enough for them. */
 #define ADD_GROUP(r) \
     if (r < rows) totals[r] = add_group(x, (row + r) * groups + group, sums##r, totals[r]);
 
@@ -139,29 +107,6 @@ INLINE void tile(const struct linear *a, const struct rows *x, int64_t row, int6
         EACH_ROW(ADD_GROUP)
     }
     for (int r = 0; r < rows; r++) finish(a, row + r, panel, totals[r], dtype);
-}
-
-#define REST(r) \
-    case r: tile(a, x, row, panel, r, dtype); break;
-
-INLINE void strip(const struct linear *a, const struct rows *x, int64_t rows, int64_t panel, int dtype) {
-    int64_t row = 0;
-    for (; row + ROWS <= rows; row += ROWS) tile(a, x, row, panel, ROWS, dtype);
-    switch (rows - row) { EACH_REST(REST) }
-}
-
-INLINE void linear(const struct linear *a, int64_t rows, const int dtype) {
-    const int64_t groups = a->in / GROUP;
-    input *q = a->scratch;
-    float *scales = (float *)(q + rows * a->in);
-    int32_t *offsets = (int32_t *)(scales + rows * groups);
-    const struct rows x = {q, scales, offsets};
-#pragma omp for schedule(static)
-    for (int64_t row = 0; row < rows; row++)
-        quantise_row(at(a->x, row * a->in, dtype), a->in, q + row * a->in, scales + row * groups,
-                     offsets + row * groups, dtype);
-#pragma omp for schedule(static)
-    for (int64_t panel = 0; panel < a->out / LANES; panel++) strip(a, &x, rows, panel, dtype);
 }
 
 EXPORT void KERNEL(int8_linear)(const struct linear *a, int64_t rows) {
