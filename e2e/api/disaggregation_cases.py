@@ -189,7 +189,6 @@ DISAGGREGATION_CASES: dict[str, dict[str, Any]] = {
             _staged("7Gi"),
             _staged("4Gi", engine={"weightOffload": "3Gi"}),
             _staged("7Gi", prefill=_own("16Gi"), decode=_own("8Gi")),
-            _staged("100Gi", resources={"memory": "1Gi"}),
         ),
         "refused": (
             _staged("8Gi"),
@@ -199,6 +198,15 @@ DISAGGREGATION_CASES: dict[str, dict[str, Any]] = {
             _staged("8Gi", prefill=_on_gpu(), decode=_on_gpu(), resources={}),
             _roles(resources={"gpu": {}, "memory": "4Gi"}),
         ),
+    },
+    "spec#41": {
+        "field": "spec.disaggregation",
+        "accepted": (
+            _staged("4Gi", resources={"memory": "1Gi"}),
+            _staged("7Gi", resources={"memory": "8Gi", "profileRef": {"name": "h100"}}),
+            _staged("7Gi", prefill=_on_gpu(), decode=_on_gpu(), resources={}),
+        ),
+        "refused": (_staged("100Gi", resources={"memory": "1Gi"}), _staged("1Gi", resources={})),
     },
     "spec.disaggregation.stagingMemory#0": {
         "field": "spec.disaggregation.stagingMemory",

@@ -366,6 +366,9 @@ def _repair_spec(entry: Body) -> None:
         engine.pop("weightOffload", None)
         metrics = scaling.get("metrics", [])
         metrics[:] = [metric for metric in metrics if metric["type"] != "GPUUtilization"]
+    else:
+        engine.pop("quantization", None)
+        engine.pop("dtype", None)
     if scaling:
         entry.pop("replicas", None)
     _repair_access(entry)
@@ -392,6 +395,8 @@ def _repair_roles(entry: Body, engine: Body, scaling: Body) -> None:
             sizes["pipeline"] = 1
     if on_gpu:
         entry["disaggregation"].setdefault("stagingMemory", "16Mi")
+    else:
+        entry["disaggregation"].pop("stagingMemory", None)
     engine.pop("prefixCaching", None)
     for tier in ("hostOffload", "diskOffload", "preemptionMode"):
         engine.get("kvCache", {}).pop(tier, None)

@@ -97,6 +97,7 @@ def check_spec(spec: Spec) -> None:
         _check_disaggregation(spec, spec.disaggregation)
     if spec.engine.enforce_eager and spec.resources.accelerator is None:
         raise SpecError("spec.engine.enforceEager", "only a GPU has graphs to do without: set resources.gpu")
+    _check_arithmetic(spec)
     _check_limits_per_key(spec)
     _check_watermark(spec)
     check_autoscaling(spec)
@@ -117,6 +118,18 @@ def check_spec(spec: Spec) -> None:
         )
     if spec.rollout.strategy == "Surge" and spec.rollout.max_surge == 0:
         raise SpecError("spec.rollout.maxSurge", "set it above 0, or choose the strategy InPlace")
+
+
+def _check_arithmetic(spec: Spec) -> None:
+    """The server refuses it too, once it has a GPU."""
+    prefill = None if spec.disaggregation is None else spec.disaggregation.prefill
+    if spec.resources.accelerator is None and (prefill is None or not _runs_on_gpu(spec, prefill)):
+        return
+    remedy = "or drop resources.gpu and resources.profileRef: it is arithmetic of CPUs"
+    if spec.engine.quantization not in ("Auto", "None"):
+        raise SpecError("spec.engine.quantization", f"set it to Auto or None, {remedy}")
+    if spec.engine.dtype == "Float32":
+        raise SpecError("spec.engine.dtype", f"set it to Auto or BFloat16, {remedy}")
 
 
 def check_adapter_names(adapters: Sequence[Adapter], served_names: Collection[str]) -> None:
@@ -465,6 +478,10 @@ def _check_disaggregation(spec: Spec, roles: Disaggregation) -> None:
             _check_staging(spec, roles, role)
     if not 0 < quantity.parse(roles.staging_memory) <= quantity.parse(MAX_MEMORY):
         raise SpecError(f"{field}.stagingMemory", f"give a positive quantity up to {MAX_MEMORY}, such as 4Gi")
+    if not any(on_gpu) and roles.staging_memory != Disaggregation.staging_memory:
+        raise SpecError(
+            f"{field}.stagingMemory", "blocks of CPUs are read where they are: drop it, or set resources.gpu"
+        )
 
 
 def _runs_on_gpu(spec: Spec, role: Prefill | Decode) -> bool:

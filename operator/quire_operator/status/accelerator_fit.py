@@ -132,17 +132,15 @@ def _staging_hint(serving: Serving, shape: ModelShape) -> list[str]:
 def _serving(model: LLMDeployment, shape: ModelShape | None, status: Mapping[str, Any]) -> Serving:
     engine, asked, roles = model.spec.engine, model.spec.resources.accelerator, model.spec.disaggregation
     assert asked is not None
-    bits = {"Int8": 8.0, "Int4": 4.5}.get(engine.quantization) or {"Float32": 32.0}.get(engine.dtype)
-    loaded = status.get("bytesTotal")
-    if bits is None and shape is not None and isinstance(loaded, int) and loaded > 0:
+    bits, loaded = 16.0, status.get("bytesTotal")
+    if shape is not None and isinstance(loaded, int) and loaded > 0:
         bits = min(32.0, loaded * 8 / shape.parameters)  # as stored in the files
     cache = engine.kv_cache
-    computed = 32 if engine.dtype == "Float32" else 16
     return Serving(
         max_model_len=engine.max_model_len,
         max_num_seqs=engine.max_num_seqs or DEFAULT_GPU_BATCH,
-        weight_bits=bits or 16.0,
-        kv_bits=computed if cache.dtype == "Auto" else 8,
+        weight_bits=bits,
+        kv_bits=16 if cache.dtype == "Auto" else 8,
         utilization=asked.memory_percent / 100,
         host_weights=quantity.whole_bytes(engine.weight_offload) if engine.weight_offload else 0,
         kv_memory=quantity.whole_bytes(cache.memory) if cache.memory else None,
@@ -153,7 +151,6 @@ def _serving(model: LLMDeployment, shape: ModelShape | None, status: Mapping[str
         pools=model.spec.task == "Embed",
         max_adapters=engine.max_adapters or 0,
         max_adapter_rank=engine.max_adapter_rank or Serving.max_adapter_rank,
-        adapter_bits=computed,
     )
 
 

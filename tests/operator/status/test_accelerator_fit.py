@@ -79,17 +79,13 @@ def test_a_model_that_does_not_fit_is_reported_once_with_the_context_that_would(
 @pytest.mark.parametrize(
     ("engine", "raw", "words"),
     [
-        ({"quantization": "Int8"}, statusz(), "weights 13.0 GB"),
-        ({"quantization": "Int4"}, statusz(), "weights 7.3 GB"),
         ({}, statusz(totalBytes=7_000_000_000), "weights 7.0 GB"),
-        ({"dtype": "Float32"}, statusz(totalBytes=26_000_000_000), "weights 52.1 GB"),
-        ({"dtype": "Float32"}, statusz(), "KV cache 53.7 GB"),
         ({"kvCache": {"dtype": "FP8"}}, statusz(), "KV cache 13.8 GB"),
         ({"weightOffload": "10Gi"}, statusz(), "weights 15.3 GB"),
         ({"kvCache": {"memory": "8Gi"}}, statusz(), "2 requests of 4,096 tokens fit at once"),
     ],
 )
-def test_the_sizes_follow_quantization_dtype_and_offload_of_the_spec_and_the_reported_bytes(
+def test_the_sizes_follow_cache_dtype_and_offload_of_the_spec_and_the_reported_bytes(
     engine: Body, raw: bytes, words: str
 ) -> None:
     assert words in message(computed(asked(maxModelLen=4096, maxNumSeqs=8, **engine), raw))
