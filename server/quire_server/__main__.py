@@ -16,6 +16,7 @@ from pathlib import Path
 from quire_server import __version__, config, log, termination
 from quire_server.errors import ConfigError, QuireServerError
 from quire_server.supervisor import main as supervisor
+from quire_server.supervisor import open_files
 from quire_server.termination import Failure, Reason
 
 _USAGE = """\
@@ -100,6 +101,7 @@ def _draft_alignment(model: Path, draft: Path, text_file: Path) -> int:
 def _serve(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     try:
         settings = config.parse_args(arguments, environ)
+        open_files.ensure_open_files()
     except ConfigError as error:
         failure = Failure(Reason.CONFIG_ERROR, str(error))
         log_path = environ.get("QUIRE_TERMINATION_LOG", config.ServeConfig.termination_log)

@@ -15,6 +15,7 @@ import pytest
 from e2e.api import specs
 from quire_operator import resources, spec
 from quire_operator.settings import Settings
+from quire_server.supervisor.open_files import LEAST_OPEN_FILES
 from tests.server.launch import Server
 
 LONG = {"model": "tiny", "prompt": "Once", "max_tokens": 800, "temperature": 0}
@@ -286,3 +287,15 @@ def test_an_invalid_setting_ends_the_server_with_config_error(tiny, tmp_path):
         assert server.wait_end() == 2
         assert server.failure()["reason"] == "ConfigError"
         assert "QUIRE_MAX_NUM_SEQS" in server.failure()["message"]
+
+
+def test_a_server_with_the_least_open_files_serves_and_with_one_less_says_so(tiny, tmp_path):
+    with Server(tiny, tmp_path, within=("prlimit", f"--nofile={LEAST_OPEN_FILES - 1}")) as server:
+        assert server.wait_end() == 2
+        assert server.failure()["reason"] == "ConfigError"
+        assert f"{LEAST_OPEN_FILES - 1} open files" in server.failure()["message"]
+        assert "ulimit -n 4096" in server.failure()["message"]
+    soft_and_hard = f"--nofile=24:{LEAST_OPEN_FILES}"
+    with Server(tiny, tmp_path, within=("prlimit", soft_and_hard)) as server, server.client() as client:
+        server.wait_ready()
+        assert client.completions.create(model="tiny", prompt="Once", max_tokens=4).choices
