@@ -164,6 +164,7 @@ _SILENT = llama_cpp.llama_log_callback(lambda level, text, data: None)
 
 def requantised(gguf: Path, kind: str) -> Path:
     """The same model in another format, converted once by llama.cpp itself and stored beside the first."""
+    llama_cpp.llama_log_set(_SILENT, ctypes.c_void_p(0))
     target = gguf.with_name(f"{gguf.stem.split('.')[0]}.{kind}.gguf")
     if not target.exists():
         options = llama_cpp.llama_model_quantize_default_params()
