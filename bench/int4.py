@@ -36,7 +36,7 @@ def compare(
         rates = comparison.rates(streams[0], f"{OURS} {way}")
         median, best = (read * rate / streams[0] for rate in rates)
         lines.append(
-            f"A step in {way} reads {read / 1e6:.0f} MB of weights: at {streams[0]} streams with "
+            f"At x{streams[0]} a step in {way} reads {read / 1e6:.0f} MB of weights with "
             f"{median / 1e9:.1f} GB/s, {100 * median / limit:.0f} % of that (fastest step: "
             f"{100 * best / limit:.0f} %)."
         )

@@ -193,7 +193,7 @@ def test_int4_is_compared_by_the_same_prompts_and_by_the_bytes_that_it_reads(dir
     )
     table = table_rows(text)
     assert all(float(cell[:-1]) > 0 for way in int4.WAYS for cell in table[f"{way} / best llama.cpp"])
-    assert all(f"A step in {way} reads" in text for way in int4.WAYS)
+    assert all(f"a step in {way} reads" in text for way in int4.WAYS)
 
 
 def test_the_random_llama_is_the_same_model_for_both_engines(tmp_path):
