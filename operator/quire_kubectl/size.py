@@ -166,6 +166,7 @@ def run(arguments: argparse.Namespace) -> int:
         notes += memory.advice(serving, one.accelerator, host_memory=host)
     if arguments.host_memory is not None:
         notes += memory.adapter_advice(model, serving, host_memory=arguments.host_memory)
+    notes += memory.format_advice(model, serving)
     notes = list(dict.fromkeys(notes))
     if arguments.output == "json":
         text = json.dumps(_document(model, found, notes), indent=2)
@@ -342,7 +343,7 @@ def _staging(model: ModelShape, serving: Serving) -> list[str]:
 
 
 def _head(model: ModelShape, serving: Serving) -> str:
-    head = f"{model.parameters / 1e9:.2f} billion parameters, {serving.weight_bits:g} bits each"
+    head = f"{model.parameters / 1e9:.2f} billion parameters, {memory.held_bits(model, serving):g} bits each"
     if serving.ranks == 1:
         return head
     spread = f", {serving.ranks_per_node} on each of {serving.nodes} nodes" if serving.nodes > 1 else ""

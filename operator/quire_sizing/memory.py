@@ -25,6 +25,7 @@ _MAX_HOST_ADAPTERS, _HOST_SHARE = 256, 4  # adapters on the host, in a quarter o
 # The most tokens of a step, from so many bytes on: the server's defaults; a contract test compares them.
 LARGE, STEP_TOKENS, LARGE_STEP_TOKENS = 64 << 30, 2048, 8192
 _SCALE = 4  # bytes, of a key or a value that is kept in numbers of 8 bits
+_DEQUANTIZED_BITS = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,6 +119,23 @@ def weight_bytes(parameters: int, bits: float = 16) -> int:
     return round(parameters * bits / 8)
 
 
+def held_bits(model: ModelShape, serving: Serving) -> float:
+    """The bits in which an accelerator holds each weight: more than are stored where it has no kernel for the
+    format.
+    """
+    return max(serving.weight_bits, _DEQUANTIZED_BITS) if model.dequantized else serving.weight_bits
+
+
+def format_advice(model: ModelShape, serving: Serving) -> tuple[str, ...]:
+    """What follows from the format of the weights, with the remedy."""
+    if held_bits(model, serving) == serving.weight_bits:
+        return ()
+    return (
+        f"No kernel of a GPU multiplies the format of these weights: it holds {_DEQUANTIZED_BITS} bits of "
+        "each. Take a release of the model in a format that docs/gpu.md lists as stored, or more memory.",
+    )
+
+
 def kv_bytes_per_token(model: ModelShape, bits: int = 16, tensor: int = 1, layers: int | None = None) -> int:
     """Keys and values of one token in so many layers (None: all), on one of ``tensor`` ranks."""
     row = model.head_size * bits // 8 + (_SCALE if bits == 8 else 0)
@@ -171,7 +189,7 @@ def decode_bound(bandwidth: float, weights: float) -> float:
 
 def stream_weights(model: ModelShape, serving: Serving) -> int:
     """The bytes that one token reads one after the other: of all stages, and the part of one rank of each."""
-    return weight_bytes(rank_parameters(model, serving.tensor), serving.weight_bits)
+    return weight_bytes(rank_parameters(model, serving.tensor), held_bits(model, serving))
 
 
 def workspace(model: ModelShape, serving: Serving, *, samples: bool = True) -> int:
@@ -210,7 +228,7 @@ def stage_budgets(model: ModelShape, accelerator: Accelerator, serving: Serving)
     serving = _on(accelerator, serving)
     divided = stages(model, serving.pipeline, serving.tensor)
     for index, stage in enumerate(divided):
-        weights = weight_bytes(stage.parameters, serving.weight_bits)
+        weights = weight_bytes(stage.parameters, held_bits(model, serving))
         weights = max(0, weights - serving.host_weights // serving.ranks)
         needed = workspace(model, serving, samples=index in (0, len(divided) - 1))
         places = serving.max_adapters * adapter_bytes(model, serving, stage.layers)
@@ -313,7 +331,7 @@ def need(model: ModelShape, accelerator: Accelerator, serving: Serving) -> Need:
     serving = _on(accelerator, serving)
     longest = (serving.max_model_len or model.longest) * kv_bytes_per_token(model, serving.kv_bits)
     return Need(
-        weights=weight_bytes(model.parameters, serving.weight_bits),
+        weights=weight_bytes(model.parameters, held_bits(model, serving)),
         workspace=workspace(model, serving),
         request=longest,
         requests=longest * serving.max_num_seqs,

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from quire_sizing.errors import SizingError
+from quire_sizing.weight_format import is_dequantized
 
 _BIASED = {"qwen2"}  # families whose QKV biases are not in config.json
 _HEAD_NORMS = {"qwen3", "qwen3_moe", "gemma3_text"}
@@ -43,6 +44,7 @@ class ModelShape:
     whole_parameters: int = 0  # that are not divided: norms, routers, biases after a sum
     adapted_size: int = 0  # inputs and outputs of the matrices that LoRA adapters may have, added up
     adapted_whole: int = 0  # those of them that are not divided among ranks
+    dequantized: int = 0  # 1: a GPU holds the weights in 16 bits, having no kernel for their format
 
 
 def tensor_sizes(model: ModelShape) -> tuple[int, ...]:
@@ -147,6 +149,7 @@ def from_config(config: Mapping[str, Any]) -> ModelShape:
             config, layers, feed_forward.num_dense, heads * head_size, 2 * kv_heads * head_size
         ),
         adapted_whole=_adapted_size(config, layers, feed_forward.num_dense, 0, 0, width=0),
+        dequantized=int(is_dequantized(config)),
     )
 
 

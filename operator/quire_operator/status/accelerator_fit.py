@@ -111,7 +111,8 @@ def _of_role(
     tier = model.spec.engine.kv_cache.host_offload
     beside = host - (quantity.whole_bytes(tier) if tier else 0)
     adapters = memory.adapter_advice(shape, serving, host_memory=beside)
-    hints = (*hints, *_staging_hint(serving, shape), *adapters)
+    stored = memory.format_advice(shape, serving)
+    hints = (*hints, *_staging_hint(serving, shape), *adapters, *stored)
     numbers = _numbers(budget, serving, shape, accelerator)
     if budget.verdict is Verdict.FITS:
         return "True", "Fits", " ".join([f"{numbers}.", *hints])

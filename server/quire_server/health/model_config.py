@@ -32,6 +32,12 @@ KEYS = (
     "mlp_only_layers",
     "max_position_embeddings",
 )
+_QUANTIZATION = "quantization_config"
+#: Of quantization_config, and within it: what decides whether a GPU dequantises the weights.
+_OF_WEIGHTS = frozenset(
+    ["quant_method", "weight_block_size", "group_size", "q_group_size", "format", "num_bits", "type",
+     "strategy", "symmetric", "dynamic"]
+)  # fmt: skip
 _LONGEST_LIST = 512
 _LONGEST_TEXT = 64
 
@@ -44,7 +50,26 @@ def read(directory: Path) -> Entries:
         config = ModelFiles.open(directory).read_json("config.json")
     except (QuireServerError, OSError):
         return {}
-    return {key: config[key] for key in KEYS if _is_small(config.get(key))}
+    found = _small(config, frozenset(KEYS))
+    stored = config.get(_QUANTIZATION)
+    return {**found, _QUANTIZATION: _format(stored)} if isinstance(stored, dict) else found
+
+
+def _format(stored: Entries) -> Entries:
+    """The format of quantised weights. The server refuses files with several groups of settings."""
+    groups, found = stored.get("config_groups"), _small(stored, _OF_WEIGHTS)
+    group = next(iter(groups.values()), None) if isinstance(groups, dict) else None
+    if not isinstance(group, dict):
+        return found
+    parts = {
+        name: group[name] for name in ("weights", "input_activations") if isinstance(group.get(name), dict)
+    }
+    of_parts = {name: _small(part, _OF_WEIGHTS) for name, part in parts.items()}
+    return {**found, "config_groups": {"group_0": {**_small(group, _OF_WEIGHTS), **of_parts}}}
+
+
+def _small(given: Entries, keys: frozenset[str]) -> dict[str, object]:
+    return {key: value for key, value in given.items() if key in keys and _is_small(value)}
 
 
 def _is_small(value: object) -> bool:
