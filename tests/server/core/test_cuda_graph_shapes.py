@@ -2,7 +2,7 @@
 
 import pytest
 
-from quire_server.core.cuda_graph_shapes import eager_shape, is_uniform, shape_for, shapes, sizes
+from quire_server.core.cuda_graph_shapes import eager_shape, is_small, is_uniform, shape_for, shapes, sizes
 from quire_server.core.step import Step
 
 
@@ -44,9 +44,9 @@ def test_drafts_are_verified_in_one_graph_unless_it_would_be_mostly_padding() ->
     assert max(sequences * tokens for sequences, tokens in shapes(512, 15)) == 512
 
 
-def step(num_tokens: tuple[int, ...], samples: tuple[int, ...]) -> Step:
+def step(num_tokens: tuple[int, ...], samples: tuple[int, ...], starts: tuple[int, ...] = ()) -> Step:
     rows = tuple(range(len(num_tokens)))
-    return Step(1, (), (), rows, (0,) * len(rows), num_tokens, samples)
+    return Step(1, (), (), rows, starts or (0,) * len(rows), num_tokens, samples)
 
 
 def test_decodes_and_drafts_are_uniform_and_prompts_are_not() -> None:
@@ -55,3 +55,11 @@ def test_decodes_and_drafts_are_uniform_and_prompts_are_not() -> None:
     assert not is_uniform(step((1, 5), (1, 1)))
     assert not is_uniform(step((1,), (0,)))
     assert not is_uniform(step((), ()))
+
+
+def test_a_step_with_prompts_is_small_where_their_tokens_together_read_few_keys() -> None:
+    assert is_small(step((1, 256), (1, 1))) and is_small(step((300,), (0,)))
+    assert not is_small(step((362,), (1,))), "65,703 keys"
+    assert is_small(step((1, 8), (1, 1), (100_000, 8_000))), "decodes read theirs in any case"
+    assert not is_small(step((1, 9), (1, 1), (0, 8_000)))
+    assert not is_small(step((1,) * 512 + (5,), (1,) * 513)) and not is_small(step((), ()))

@@ -1,10 +1,10 @@
 """GpuExecutor: runs forward passes on a GPU without waiting for it.
 
-Decode steps are replays of CUDA graphs where one of the shape was captured. Steps with prompt chunks are
-launched kernel by kernel, which costs little compared with what they compute. All rows are sampled on the
-GPU. Of several ranks the graphs end with each one's logits: how much
-of these is exchanged depends on the step. Of several stages each has graphs of its layers; what stages
-exchange is exchanged before and after them.
+Decode steps are replays of CUDA graphs where one of the shape was captured, and so are small steps with
+prompt chunks, whose tokens are sequences of their own then. Larger ones are launched kernel by kernel, which
+costs little compared with what they compute. All rows are sampled on the GPU. Of several ranks the graphs end
+with each one's logits: how much of these is exchanged depends on the step. Of several stages each has graphs
+of its layers; what stages exchange is exchanged before and after them.
 """
 
 import dataclasses
@@ -138,11 +138,16 @@ class GpuExecutor:
 
     def graph_for(self, step: Step, layout: StepLayout) -> Shape | None:
         """The shape of the graph that computes the step; None: kernel by kernel."""
-        is_replay = self.can_replay and cuda_graph_shapes.is_uniform(step)
-        return self._graphs.shape_for(step.num_tokens) if is_replay else None
+        if not self.can_replay:
+            return None
+        if cuda_graph_shapes.is_uniform(step):
+            return self._graphs.shape_for(step.num_tokens)
+        if not (self._is_whole and cuda_graph_shapes.is_small(step)) or self._prompt_positions(step, layout):
+            return None
+        return self._graphs.shape_for((1,) * step.total_tokens)
 
     def compute(self, step: Step, layout: StepLayout, graph: Shape | None) -> ForwardOutput:
-        """Run the forward pass of a whole model; a decode step also samples."""
+        """Run the forward pass of a whole model; a decode step, and a replay, also sample."""
         return self.launch(step, layout, graph)()
 
     def launch(
@@ -153,7 +158,7 @@ class GpuExecutor:
         logits only the largest of each position.
         """
         self._has_replayed = False
-        if cuda_graph_shapes.is_uniform(step):
+        if graph is not None or cuda_graph_shapes.is_uniform(step):
             return self._launch_decode(step, layout, graph, only_largest=only_largest)
         config = self._model.config
         built = batch_builder.build(step, layout, self._input_batch, config.num_kv_heads, config.windows)
@@ -256,12 +261,12 @@ class GpuExecutor:
         self, step: Step, layout: StepLayout, graph: Shape | None, *, only_largest: bool
     ) -> Callable[[], ForwardOutput]:
         """A decode step: the last tokens of each row as one sequence, or as separate sequences where less is
-        padding.
+        padding. Or a small step with prompts, all of whose tokens are separate sequences.
         """
         shape = graph or cuda_graph_shapes.eager_shape(step.num_tokens, self.num_drafts)
         rows, starts, counts = layout.rows, layout.starts, layout.ends - layout.starts
         if shape[1] == 1:
-            rows, starts = layout.sampled_rows, layout.sampled_lengths - 1
+            rows, starts = layout.tokens()
             counts = np.ones_like(rows)
         entries, is_real = self._state.entries(rows, starts, counts, shape)
         given = self._device.upload(entries)
@@ -279,12 +284,15 @@ class GpuExecutor:
         self, outputs: Outputs, layout: StepLayout, is_real: NDArray[np.bool_], *, only_largest: bool
     ) -> ForwardOutput:
         (logits, tokens), count = outputs, len(layout.sampled)
-        if is_real.reshape(-1)[:count].all():
+        places = np.flatnonzero(is_real)[layout.sampled]
+        if (places == np.arange(count)).all():
             logits, tokens = logits[:count], tokens[:count]
         else:
-            wanted = self._device.upload(np.flatnonzero(is_real))
+            wanted = self._device.upload(places)
             logits, tokens = logits[wanted], tokens[wanted]
         if self._is_whole:
+            if count and count < is_real.sum():  # the graph stored a token of any position of a prompt
+                self._state.store(layout.sampled_rows, tokens)
             return ForwardOutput(logits, tokens, {})
         logits = self._model.whole_logits(logits, only_largest=only_largest)
         return ForwardOutput(logits.float(), None, {}, only_largest)

@@ -111,6 +111,10 @@ class GpuInputBatch:
         self._given[rows] = found  # several tokens of one row are all known to the host
         return found
 
+    def store(self, rows: NDArray[np.int64], tokens: Tensor) -> None:
+        """Note the newest tokens i64 [S] of rows; a negative one is none."""
+        self.newest[self._device.upload(rows)] = tokens.clamp(min=0)
+
     def contexts(self, rows: NDArray[np.int64], lengths: NDArray[np.int64]) -> Tensor:
         """Tokens i32 [rows, width], of which those of the positions that this step samples are right up to
         these ``lengths``. Uploads what the last call for a row did not have: its prompt once, then one token

@@ -1,20 +1,25 @@
 """Requests get the same tokens on an asynchronous device as on the host."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from quire_server.core import cuda_graph_shapes
 from quire_server.core.config import SpeculationConfig, SpeculativeMethod
+from quire_server.core.cuda_graph_shapes import Shape
 from quire_server.core.request import Request
 from quire_server.core.sampling_params import SamplingParams, ThinkingBudget
 from quire_server.core.step import NOT_FINITE, OUT_OF_MEMORY, StartedRow, Step, TokenEvent
 from quire_server.core.watermark import Watermark
 from quire_server.engine.engine_core import StepPipeline
 from quire_server.errors import ConfigError
+from quire_server.layers import attention
 from quire_server.layers.forward_batch import ForwardBatch
 from quire_server.models.decoder import Decoder
+from quire_server.runner.batch_builder import StepLayout
 from quire_server.runner.gpu.input_batch import GpuInputBatch
 from quire_server.runner.input_batch import InputBatch
 from quire_server.runner.loader import load_model
@@ -85,6 +90,55 @@ def test_all_sampling_methods_in_one_batch_match_the_host(directory: Path, host:
             assert mine.token_id == theirs.token_id
             assert mine.logprob == pytest.approx(theirs.logprob, abs=1e-5)
             assert [token for token, _ in mine.top] == [token for token, _ in theirs.top]
+
+
+@pytest.fixture
+def takes_padding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The CPU ops know no padding, which graphs have: it is written to the last block and reads one key."""
+    write, attend = attention.rope_kv_write, attention.paged_decode_attention
+
+    def written(*args: Any, cache_rows: object, **more: Any) -> torch.Tensor:
+        *before, slots, cache = args
+        spare = cache.keys.shape[0] * cache.keys.shape[2] - 1
+        return write(*before, slots.where(slots >= 0, spare), cache, **more)
+
+    def attended(q: torch.Tensor, kv: Any, *, gather: object, **more: Any) -> torch.Tensor:
+        return attend(q, replace(kv, seq_lens=kv.seq_lens.clamp(min=1)), **more)
+
+    monkeypatch.setattr(attention, "rope_kv_write", written)
+    monkeypatch.setattr(attention, "paged_decode_attention", attended)
+
+
+@pytest.mark.parametrize("most_keys", [1 << 16, 0])
+def test_small_steps_with_prompts_are_replays_and_give_the_tokens_of_the_host(
+    directory: Path, host: ModelRunner, monkeypatch: pytest.MonkeyPatch, takes_padding: None, most_keys: int
+) -> None:
+    monkeypatch.setattr(cuda_graph_shapes, "_MOST_KEYS", most_keys)
+    requests = [
+        Request(str(i), tuple(prompt), sampling, 0.0)
+        for i, (prompt, sampling) in enumerate(zip(PROMPTS, SAMPLING, strict=True))
+    ]
+    expected, _ = outputs_of(host, requests)
+    device = FakeDevice()
+    config = RunnerConfig(dtype="float32", max_num_seqs=16, num_blocks_override=65, max_model_len=64)
+    runner = ModelRunner.load(directory, config, lambda *_: None, device=device)
+    runner.capture(lambda *_: None)
+    steps = runner._device
+    assert steps is not None
+    launched, graph_for = list[tuple[bool, bool]](), steps.graph_for
+
+    def noted(step: Step, layout: StepLayout) -> Shape | None:
+        graph = graph_for(step, layout)
+        launched.append((cuda_graph_shapes.is_uniform(step), graph is not None))
+        return graph
+
+    monkeypatch.setattr(steps, "graph_for", noted)
+    limits = {"max_num_batched_tokens": 16, "num_blocks": 64}
+    tokens, _ = outputs_of(runner, requests[:6], late=requests[6:], **limits)
+    assert tokens == expected
+    assert ((False, True) in launched) == bool(most_keys) and (True, True) in launched
+    assert (False, False) in launched, "prompts whose log-probabilities are requested"
+    assert device.log.count("replay") == sum(is_replay for _, is_replay in launched)
 
 
 def edited_rows() -> list[SamplingParams]:
