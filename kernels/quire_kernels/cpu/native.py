@@ -39,7 +39,7 @@ _KERNELS = {
         "heads kv_heads head_size block_size table_width window dtype",
         "scale",
     ),
-    "add_lora": arguments("x a b used of ends y shrunk", "in out parts rank dtype"),
+    "add_lora": arguments("x a b used of ends y shrunk", "in out parts width a_size b_size dtype"),
     "largest": arguments("x pairs", "width stride first dtype"),
     "largest_pair": arguments("x y", "pairs"),
 }
@@ -99,9 +99,9 @@ class Native:
         """Whether ``largest`` supports these rows, which may be parts of longer ones."""
         return x.dtype in _DTYPES and x.device.type == "cpu" and x.dim() == 2 and x.stride(1) == 1
 
-    def supports_lora(self, a: Tensor, ends: Tensor) -> bool:
-        """Whether ``add_lora`` supports these factors [slots, parts * rank, in] and ends of parts."""
-        return a.dtype in _DTYPES and a.shape[-1] % 16 == 0 and bool((ends % 16 == 0).all())
+    def supports_lora(self, in_size: int, ends: Tensor, dtype: torch.dtype) -> bool:
+        """Whether ``add_lora`` supports layers of these inputs and ends of parts."""
+        return dtype in _DTYPES and in_size % 16 == 0 and bool((ends % 16 == 0).all())
 
     def supports_lora_rows(self, x: Tensor, y: Tensor, a: Tensor) -> bool:
         """Whether ``add_lora`` supports these rows with these factors."""
@@ -116,17 +116,15 @@ class Native:
         used: Tensor,
         of: Tensor,
         ends: Tensor,
-        parts: int,
-        rank: int,
+        width: int,
     ) -> None:
-        """As ``HostLora.add``."""
+        """As ``HostLora.add``. ``width``: of the ranks of all parts, at the most."""
         rows, in_size = x.shape
-        out_size = y.shape[1]
-        shrunk = self._empty((rows, parts * rank), torch.float32)
+        shrunk = self._empty((rows, width), torch.float32)
         self._call(
             "add_lora",
             rows,
-            rows * parts * rank * in_size > _SMALL_LINEAR,
+            rows * width * in_size > _SMALL_LINEAR,
             x.data_ptr(),
             a.data_ptr(),
             b.data_ptr(),
@@ -136,9 +134,11 @@ class Native:
             y.data_ptr(),
             shrunk.data_ptr(),
             in_size,
-            out_size,
-            parts,
-            rank,
+            y.shape[1],
+            len(ends),
+            width,
+            a.shape[1],
+            b.shape[1],
             _DTYPES[x.dtype],
         )
 

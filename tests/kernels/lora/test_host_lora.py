@@ -27,9 +27,9 @@ def filled(
     return lora, factors
 
 
-def expected(x: Tensor, y: Tensor, factors: list[list[tuple[Tensor, Tensor]]]) -> Tensor:
+def expected(x: Tensor, y: Tensor, factors: list[list[tuple[Tensor, Tensor]]], of: Tensor = OF) -> Tensor:
     rows = []
-    for row, slot in enumerate(OF.tolist()):
+    for row, slot in enumerate(of.tolist()):
         added = torch.cat([b.double() @ (a.double() @ x[row].double()) for a, b in factors[slot]])
         rows.append(y[row].double() + (added if slot >= 0 else 0))
     return torch.stack(rows)
@@ -60,6 +60,16 @@ def test_a_row_does_not_depend_on_the_others_of_its_batch() -> None:
         alone = y[row : row + 1].clone()
         lora.add(alone, x[row : row + 1], OF[row : row + 1])
         assert torch.equal(alone[0], together[row])
+
+
+@pytest.mark.parametrize("count", [64, 65, 131])
+def test_many_rows_of_few_adapters_are_each_computed_once(count: int) -> None:
+    lora, factors = filled((96, 32, 32), 64, torch.float32)
+    of = torch.arange(count) * 7 % 5 % 4 - 1
+    x, y = torch.randn(count, 64), torch.randn(count, 160)
+    wanted = expected(x, y, factors, of)
+    lora.add(y, x, of)
+    assert ((y.double() - wanted).abs() / wanted.abs().clamp(min=1)).max() < 1e-5
 
 
 def test_a_part_that_the_adapter_does_not_target_stays() -> None:
