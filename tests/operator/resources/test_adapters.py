@@ -62,6 +62,20 @@ def test_pods_without_adapters_or_with_a_directory_of_the_user_s_have_no_sidecar
     assert Ref("ConfigMap", names.adapters(body["metadata"]["name"])) not in children(body)
 
 
+def test_each_pod_of_a_group_downloads_the_adapters_for_itself() -> None:
+    body = with_adapters("support", base=specs.GROUPED)
+    built = children(body)[Ref(names.GROUP_KIND, body["metadata"]["name"])]
+    templates = built["spec"]["leaderWorkerTemplate"]
+    pods = [templates[role]["spec"] for role in ("leaderTemplate", "workerTemplate")]
+    for one in pods:
+        (found,) = [each for each in one["initContainers"] if each["name"] == names.ADAPTERS]
+        written = {mount["mountPath"] for mount in found["volumeMounts"]}
+        server = one["containers"][0]
+        read = {mount["mountPath"] for mount in server["volumeMounts"] if mount["name"] == "adapters"}
+        assert read and read <= written
+        assert {"name": "adapter-list", "configMap": {"name": names.adapters("grouped")}} in one["volumes"]
+
+
 def test_the_first_adapter_and_further_ones_with_the_same_secrets_change_no_pod() -> None:
     none, public = with_adapters(), with_adapters("public")
     assert pod(public) == pod(none)

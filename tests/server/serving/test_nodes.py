@@ -1,6 +1,7 @@
 """A model whose ranks are on two nodes, each with an address of its own: one answers, both end together."""
 
 import contextlib
+import functools
 import os
 import random
 import signal
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from e2e.ports import free_ports
-from tests.server import tiny_model
+from tests.server import adapter_files, tiny_model
 from tests.server.launch import Server
 
 EXACT = ("--dtype", "float32", "--quantization", "none", "--tensor-parallel-size", "2")
@@ -70,10 +71,14 @@ def group(tiny, tmp_path, addresses, keys):
         yield leader, worker
 
 
-def text(server):
-    response = server.post("/v1/completions", QUESTION)
+def text(server, model="tiny"):
+    response = server.post("/v1/completions", {**QUESTION, "model": model})
     assert response.status_code == 200, response.text
     return response.json()["choices"][0]["text"]
+
+
+def has_adapters(server, number):
+    return [entry["state"] for entry in server.statusz()["adapters"]] == ["Ready"] * number
 
 
 @pytest.mark.deep
@@ -108,6 +113,26 @@ def test_stages_on_two_nodes_answer_as_one_process_does(tiny, tmp_path, addresse
         assert (set(leader.ranks()), set(worker.ranks())) == ({0, 1}, {2, 3})
         assert [entry["stage"] for entry in leader.statusz()["ranks"]] == [0, 0, 1, 1]
         assert [entry["stage"] for entry in worker.statusz()["ranks"]] == [1, 1]
+
+
+@pytest.mark.deep
+def test_two_nodes_answer_with_adapters_as_one_process_does(tiny, tmp_path, addresses):
+    folder = tmp_path / "adapters"
+    for number in (1, 2):
+        adapter_files.write(folder / f"a{number}", tiny, seed=number)
+    ports, flags = free_ports(2), ("--max-adapters", "1", "--adapters-dir", str(folder))
+    (tmp_path / "one").mkdir()
+    with (
+        node(tiny, tmp_path / "leader", 0, addresses, ports, *flags) as leader,
+        node(tiny, tmp_path / "worker", 1, addresses, ports, *flags),
+        Server(tiny, tmp_path / "one", *EXACT[:4], *flags) as one,
+    ):
+        names = ("a1", "tiny", "a2", "a1")
+        for server in (leader, one):
+            server.wait_ready()
+            server.wait("adapters", functools.partial(has_adapters, server, 2))
+        answers = [text(one, name) for name in names]
+        assert [text(leader, name) for name in names] == answers and len(set(answers)) == 3
 
 
 @pytest.mark.deep
