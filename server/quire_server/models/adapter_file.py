@@ -209,6 +209,7 @@ def _checked(config: Mapping[str, Any]) -> tuple[int, float]:
             for name in ("alpha_pattern", "fan_in_fan_out", "modules_to_save", "rank_pattern", "use_dora")
         },
         "init_lora_weights": str(config.get("init_lora_weights", "")).lower().startswith(_CHANGES_MODEL),
+        "use_rslora": not isinstance(config.get("use_rslora"), bool | None),
         **{name: bool(value) for name, value in config.items() if name not in _HARMLESS},
     }
     for name, is_refused in refused.items():

@@ -210,6 +210,7 @@ def test_rounded_layers_have_adapters_beside_them(model, adapters, quantization)
         ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
         ({"rank_pattern": {"q_proj": 2}}, "rank_pattern"),
         ({"new_thing": 1}, "new_thing"),
+        ({"use_rslora": 1}, "use_rslora is 1"),
         ({"init_lora_weights": "pissa_niter_4"}, "init_lora_weights"),
         ({"peft_type": "IA3"}, "peft_type"),
         ({"r": 65}, "r is 65"),
