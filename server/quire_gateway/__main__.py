@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import gc
+
+if __name__ == "__main__":
+    gc.disable()  # until `main`: what is imported stays, and walking it takes a tenth of the start
+
 import asyncio
 import functools
-import gc
 import logging
 import math
 import os
@@ -18,7 +22,6 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 import uvloop
-from opentelemetry.sdk.trace import TracerProvider
 from prometheus_client import disable_created_metrics
 
 from quire_gateway import informer
@@ -38,7 +41,7 @@ from quire_gateway.hidden_adapters import HiddenAdapters
 from quire_gateway.informer import Informer, Kind, Store
 from quire_gateway.kube_api import KubeApi
 from quire_gateway.limit_script import SCRIPT
-from quire_gateway.limit_store import LimitStore, LimitStoreError, read_url
+from quire_gateway.limit_store_url import LimitStoreError, read_url
 from quire_gateway.load_poller import LoadPoller
 from quire_gateway.log import AccessLog
 from quire_gateway.management import Management
@@ -59,7 +62,7 @@ from quire_gateway.store_events import StoreEvents
 from quire_gateway.tracing import Tracing
 from quire_gateway.usage_ledger import UsageLedger
 from quire_gateway.usage_writer import UsageWriter
-from quire_http import json_log, otlp
+from quire_http import json_log
 from quire_http.drain import Drain, DrainLimits
 from quire_http.environ import SettingsError
 from quire_http.malloc import return_memory
@@ -84,6 +87,7 @@ def main() -> int:
     return_memory()
     disable_created_metrics()  # type: ignore[no-untyped-call]  # the library does not annotate it
     gc.freeze()  # what was imported stays: the collector need not walk it
+    gc.enable()
     gc.set_threshold(10_000)  # more objects than requests have that run at once: these end by themselves
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve(settings, listener, signer))
@@ -135,8 +139,7 @@ async def _serve(settings: Settings, listener: socket.socket, signer: RequestSig
     classifier = Classifier(AddressGuard((*CLUSTER_NETWORKS, *settings.external_networks)), metrics)
     shadow = ShadowTraffic(upstream, metrics, random.Random())
     batch = _batch_proxy(settings, signer)
-    provider = _span_provider(settings)
-    tracing = None if provider is None else Tracing(provider.get_tracer("quire_gateway"))
+    tracing = _tracing(settings)
     parts = (dispatcher, relay, management, metrics, AccessLog(_write_line), drain, shared or local, cache)
     gateway = Gateway(*parts, classifier, shadow, tracing, batch)
     age, on_refusal = settings.max_connection_age, metrics.connection_refused
@@ -163,8 +166,8 @@ async def _serve(settings: Settings, listener: socket.socket, signer: RequestSig
     for each in (shared, shadow, classifier, upstream, external, batch):
         if each is not None:
             await each.close()
-    if provider is not None:
-        otlp.close(provider)
+    if tracing is not None:
+        tracing.close()
 
 
 async def _run(
@@ -206,12 +209,15 @@ def _batch_proxy(settings: Settings, signer: RequestSigner | None) -> BatchProxy
     return BatchProxy(settings.batch_url, signer, Delegations(signer, trusted))
 
 
-def _span_provider(settings: Settings) -> TracerProvider | None:
+def _tracing(settings: Settings) -> Tracing | None:
     """Exports spans, where there is a collector."""
     if not settings.otlp_endpoint:
         return None
+    from quire_http import otlp  # noqa: PLC0415  # a tenth of the start, for few
+
     resource = {"service.name": "quire-gateway"}
-    return otlp.provider_over_otlp(settings.otlp_endpoint, settings.trace_sample_ratio, resource)
+    provider = otlp.provider_over_otlp(settings.otlp_endpoint, settings.trace_sample_ratio, resource)
+    return Tracing(provider.get_tracer("quire_gateway"), functools.partial(otlp.close, provider))
 
 
 def _shared(
@@ -220,6 +226,8 @@ def _shared(
     """The limits of all gateways together, where there is a store for them."""
     if settings.limit_store_url is None:
         return None
+    from quire_gateway.limit_store import LimitStore  # noqa: PLC0415  # a fifth of the start, for few
+
     store = LimitStore(settings.limit_store_url, SCRIPT, settings.limit_store_seconds)
     name = settings.pod_name or socket.gethostname()
     denies = settings.denies_without_store

@@ -12,7 +12,6 @@ import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
 
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
@@ -21,43 +20,11 @@ from redis.exceptions import AuthenticationError, NoPermissionError, NoScriptErr
 from redis.exceptions import ConnectionError as ServerGoneError
 from redis.exceptions import TimeoutError as LateError
 
+from quire_gateway.limit_store_url import CA, LimitStoreEmptyError, LimitStoreError, read_url
+
 CONNECT_SECONDS = 1.0  # requests do not wait for this
-_SCHEMES = ("redis", "rediss")
-_CA = "ca.crt"
 
 Call = tuple[str, Sequence[str | int]]  # a key, and the arguments of the script
-
-
-class LimitStoreError(Exception):
-    """The store did not answer. ``reason``: of few, for a metric."""
-
-    def __init__(self, reason: str, message: str = "") -> None:
-        super().__init__(message or reason)
-        self.reason = reason
-
-
-class LimitStoreEmptyError(LimitStoreError):
-    """The store answers, and has lost its data: nothing of this exchange was done. Ask again."""
-
-
-def read_url(file: Path) -> str:
-    """The URL. Raises LimitStoreError, which does not say what the file has."""
-    try:
-        url = file.read_text(encoding="utf-8").strip()
-        parts = urlsplit(url)
-        if parts.scheme not in _SCHEMES or not parts.hostname or parts.port == 0:
-            raise ValueError
-        if any(name.lower().startswith("ssl") for name in parse_qs(parts.query, keep_blank_values=True)):
-            message = (
-                f"{file} has an option ssl_...: certificates are verified always, by {_CA} beside it if any"
-            )
-            raise LimitStoreError("config", message)
-    except OSError as error:
-        raise LimitStoreError("config", f"{file} cannot be read: {error.strerror}") from None
-    except ValueError:
-        message = f"{file} has to be redis://:PASSWORD@HOST:PORT, or rediss:// for TLS"
-        raise LimitStoreError("config", message) from None
-    return url
 
 
 class LimitStore:
@@ -132,7 +99,7 @@ class LimitStore:
         return list(await pipeline.execute())
 
     def _new(self) -> Redis:
-        url, authority = read_url(self._url_file), self._url_file.with_name(_CA)
+        url, authority = read_url(self._url_file), self._url_file.with_name(CA)
         tls: dict[str, Any] = {}
         if url.startswith("rediss") and authority.exists():
             tls["ssl_ca_certs"] = str(authority)

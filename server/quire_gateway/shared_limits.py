@@ -16,16 +16,19 @@ import random
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from quire_gateway.client_limits import ClientLimiter, Reservation, too_many_at_once
 from quire_gateway.limit_script import LEASE_SECONDS, Answer, Held, Question, answer, arguments, key
-from quire_gateway.limit_store import LimitStore, LimitStoreEmptyError, LimitStoreError
+from quire_gateway.limit_store_url import LimitStoreEmptyError, LimitStoreError
 from quire_gateway.llm_client import NO_BUDGET, NO_LIMITS, LLMClient
 from quire_gateway.llm_route import Prices
 from quire_gateway.metrics import Metrics
 from quire_gateway.usage_ledger import Spending, insufficient, spending
 from quire_http.errors import ApiError, overloaded
+
+if TYPE_CHECKING:
+    from quire_gateway.limit_store import LimitStore
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ context.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from opentelemetry import trace
 from opentelemetry.context import Context
@@ -37,10 +37,11 @@ Attributes = Mapping[str, AttributeValue | None]
 
 
 class Tracing:
-    """Makes the spans of one gateway's requests."""
+    """Makes the spans of one gateway's requests. ``close`` exports what remains."""
 
-    def __init__(self, tracer: Tracer) -> None:
+    def __init__(self, tracer: Tracer, close: Callable[[], None]) -> None:
         self._tracer = tracer
+        self.close = close
 
     def begin(self, path: str, request_id: str, headers: Iterable[tuple[bytes, bytes]]) -> RequestSpan:
         """The span of a request that has arrived, in its client's trace where it has one."""

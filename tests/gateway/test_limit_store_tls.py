@@ -11,7 +11,8 @@ from e2e.cluster.pki import Authority, Identity
 from e2e.ports import free_ports
 from e2e.waiting import eventually
 from quire_gateway import limit_store
-from quire_gateway.limit_store import LimitStore, LimitStoreError, read_url
+from quire_gateway.limit_store import LimitStore
+from quire_gateway.limit_store_url import LimitStoreError, read_url
 from tests.gateway.limit_store_server import ROOT
 
 SCRIPT = "return 'ok'"

@@ -37,3 +37,9 @@ def test_a_gateway_that_cannot_be_started_says_why_and_ends_with_2():
     environ = {**os.environ, **ENVIRON, "QUIRE_LOG_LEVEL": "loud"}
     done = subprocess.run(argv, env=environ, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr.startswith("error: QUIRE_LOG_LEVEL='loud'")) == (2, True)
+
+
+def test_a_gateway_loads_the_clients_of_a_limit_store_and_of_a_collector_only_where_it_has_them():
+    code = "import sys, quire_gateway.__main__\nprint({'redis', 'opentelemetry.sdk'} & set(sys.modules))"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert ran.stdout == "set()\n"

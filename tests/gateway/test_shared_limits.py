@@ -12,7 +12,8 @@ from redis.exceptions import TimeoutError as LateError
 
 from quire_gateway.client_limits import ClientLimiter
 from quire_gateway.limit_script import LEASE_SECONDS, SCRIPT, Held, Question, answer, arguments, key
-from quire_gateway.limit_store import LimitStore, LimitStoreError, read_url
+from quire_gateway.limit_store import LimitStore
+from quire_gateway.limit_store_url import LimitStoreError, read_url
 from quire_gateway.llm_client import Budget, Limits, LLMClient
 from quire_gateway.llm_route import Prices
 from quire_gateway.metrics import Metrics

@@ -16,7 +16,6 @@ from opentelemetry.trace import SpanKind, Status, StatusCode, Tracer
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry.util.types import AttributeValue
 
-from quire_http import otlp
 from quire_server import __version__
 from quire_server.core.stats import Timing
 from quire_server.metrics.labelled import Exemplar
@@ -131,6 +130,8 @@ class Tracing:
     @classmethod
     def over_otlp(cls, endpoint: str, sample_ratio: float) -> Tracing:
         """Exports to a collector what the client samples, and a share of the traces that begin here."""
+        from quire_http import otlp  # noqa: PLC0415  # a tenth of the start, for few
+
         resource = {"service.name": "quire-server", "service.version": __version__}
         provider = otlp.provider_over_otlp(endpoint, sample_ratio, resource)
         return cls(provider.get_tracer("quire_server", __version__), partial(otlp.close, provider))
