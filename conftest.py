@@ -2,6 +2,7 @@
 in `make test` the failure paths that run are recorded (e2e.failure_paths).
 """
 
+import gc
 import os
 from collections.abc import Generator
 from typing import TypeVar
@@ -10,6 +11,9 @@ import pytest
 
 from e2e.failure_paths import import_hook
 
+# Until `pytest_collection_finish`: what is imported and collected stays, and walking it takes seconds.
+gc.disable()
+
 # Before any module of the product is imported.
 import_hook.install()
 os.environ |= import_hook.environment(os.environ.get("PYTHONPATH", ""))
@@ -17,6 +21,12 @@ os.environ |= import_hook.environment(os.environ.get("PYTHONPATH", ""))
 Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
 
 _IN_CI = os.environ.get("CI") == "true"
+
+
+def pytest_collection_finish() -> None:
+    gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from e2e import gguf
 from quire_server.model_dir.files import MANIFEST_NAME
-from quire_server.models import import_gguf
 
 CACHE = gguf.CACHE
 
@@ -22,5 +21,8 @@ def smollm2(cache: Path = CACHE) -> Path:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (directory / MANIFEST_NAME).exists():
             shutil.rmtree(directory, ignore_errors=True)
+            # Here, because it takes 4 s of CPU, and most processes of a test run need no torch.
+            from quire_server.models import import_gguf  # noqa: PLC0415
+
             import_gguf.run(gguf.download(cache), directory)
     return directory
