@@ -63,6 +63,7 @@ def write_gguf(directory: Path, target: Path) -> Path:
     for name in sorted(tensors, key=lambda name: [int(number) for number in re.findall(r"\d+", name)]):
         tensor = tensors[name]
         stored = names.get_name(name, try_suffixes=(".weight",))
+        assert stored is not None
         writer.add_tensor(stored, (tensor.float() if tensor.dim() == 1 else tensor.half()).numpy())
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

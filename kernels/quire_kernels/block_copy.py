@@ -50,19 +50,22 @@ class BlockBuffer:
         )
         self._parts, self._own = _parts(caches), _pool_parts(self.data)
         # Made once: they are copied from memory that is not pinned.
-        self._tables = (_addresses(self._parts), _addresses(self._own))
+        self._tables = _addresses(self._parts), _addresses(self._own)
 
     def gather(self, pairs: Tensor) -> None:
         """i64 [N, 2] on the device: (block, slot)."""
-        self._move(self._parts, self._own, pairs, 1)
+        self._move(self._parts, self._own, pairs, self._tables)
 
     def scatter(self, pairs: Tensor) -> None:
         """i64 [N, 2] on the device: (slot, block)."""
-        self._move(self._own, self._parts, pairs, -1)
+        self._move(self._own, self._parts, pairs, self._tables[::-1])
 
-    def _move(self, sources: list[Tensor], targets: list[Tensor], pairs: Tensor, order: int) -> None:
+    def _move(
+        self, sources: list[Tensor], targets: list[Tensor], pairs: Tensor, tables: tuple[Tensor, Tensor]
+    ) -> None:
+        """``tables``: the addresses of the sources and of the targets."""
         if pairs.is_cuda:
-            block_copy_triton(sources, targets, pairs, self._tables[::order])
+            block_copy_triton(sources, targets, pairs, tables)
         else:
             _copy(sources, targets, pairs.tolist())
 
