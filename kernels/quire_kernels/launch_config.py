@@ -6,9 +6,11 @@ the docs and the tuning. Knows no kernel.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import torch
+from torch import Tensor
 
 ALL_GPUS = (80, 89, 90)  # compute capabilities: A100, L4 and L40S, H100 and H200
 FP8_GPUS = (89, 90)
@@ -43,10 +45,23 @@ class LaunchConfig:
 
 def compute_capability(device: torch.device) -> int:
     """90 for H100 and H200; 0 for a CPU, as in Triton's interpreter."""
-    if device.type != "cuda":
-        return 0
+    return _capability(device) if device.type == "cuda" else 0
+
+
+@cache  # asked at each launch, where torch takes some microseconds for the answer
+def _capability(device: torch.device) -> int:
     major, minor = torch.cuda.get_device_capability(device)
     return 10 * major + minor
+
+
+def multiprocessors(x: Tensor) -> int:
+    """Of the GPU that a tensor is on; 1 for a CPU, as in Triton's interpreter."""
+    return _multiprocessors(x.device) if x.is_cuda else 1
+
+
+@cache
+def _multiprocessors(device: torch.device) -> int:
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 def dtype_name(dtype: torch.dtype) -> str:

@@ -13,7 +13,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from quire_kernels.launch_config import ALL_GPUS, FP8_GPUS, LaunchConfig, compute_capability, dtype_name
+from quire_kernels.launch_config import (
+    ALL_GPUS,
+    FP8_GPUS,
+    LaunchConfig,
+    compute_capability,
+    dtype_name,
+    multiprocessors,
+)
 from quire_kernels.paged_kv_cache import PagedKVCache
 from quire_kernels.tuned_configs import DECODE
 
@@ -61,7 +68,7 @@ def split_kv_attention(
         programs = found[3]
     groups = num_kv_heads * triton.cdiv(queries * (num_heads // num_kv_heads), rows)
     if splits is None:
-        processors = torch.cuda.get_device_properties(q.device).multi_processor_count if q.is_cuda else 1
+        processors = multiprocessors(q)
         longest = block_table.shape[-1] * block_size
         splits = decode_splits(sequences, groups, longest, programs * processors, tile)
     if splits & (splits - 1) or not 0 < splits <= MAX_SPLITS:

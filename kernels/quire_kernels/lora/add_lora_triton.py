@@ -6,12 +6,11 @@ a fixed order as it reads them.
 """
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from quire_kernels.launch_config import LaunchConfig
+from quire_kernels.launch_config import LaunchConfig, multiprocessors
 from quire_kernels.moe.grouped_linear_triton import grouped_linear_launch_config, grouped_linear_triton
 from quire_kernels.moe.row_groups import RowGroups
 
@@ -38,7 +37,7 @@ def add_lora_triton(
     if tokens == 0:
         return y
     blocks, size = adapters.rows.shape
-    processors = torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else 1
+    processors = multiprocessors(x)
     splits = lora_splits(blocks, inputs, processors)
     shrunk = grouped_linear_triton(x, a, adapters, splits=splits)
     ends = [sum(sizes[: part + 1]) for part in range(3)]

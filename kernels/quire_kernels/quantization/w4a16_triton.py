@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from quire_kernels.launch_config import LaunchConfig
+from quire_kernels.launch_config import LaunchConfig, multiprocessors
 from quire_kernels.quantization.w4_dequantize_triton import w4_dequantize_triton
 from quire_kernels.quantization.w4a16_packing import W4Weight
 from quire_kernels.sum_parts_triton import sum_parts_triton
@@ -46,7 +46,7 @@ def w4a16_triton(
     tile = row_tile(rows)
     groups = inputs // weight.group
     if splits is None:
-        processors = torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else 1
+        processors = multiprocessors(x)
         splits = w4a16_splits(rows, outputs, groups, processors)
     parts = out
     if splits > 1:
