@@ -94,10 +94,13 @@ On CPUs of one machine all ranks share the bandwidth of its memory. Expect about
 with as many threads, not more. `python -m bench.distributed` measures both on your machine, and what
 ranks exchange, read, hold and lose; `bench/results/distributed.md` has the figures of one.
 
-With AVX-512 VNNI and int8 weights two ranks with a thread each gave 0.83 (decode of one request), 0.84 (8)
-and 0.91 (32) times the tokens per second of one process with two threads, and 0.87 times in prefill of 512.
-On a machine with AVX2 alone, in float32, they gave 1.18 to 1.24, 1.27 to 1.39, 1.23 to 1.32 and 0.98 to 0.99
-times (two hours of two days; 2 cores of an AMD EPYC each).
+Two ranks with a thread each, beside one process with two threads (a Llama of 100 M; 2 cores of an AMD EPYC):
+
+| weights, CPU | decode of 1 request | of 8 | of 32 | prefill of 512 |
+|---|---:|---:|---:|---:|
+| int8, AVX-512 VNNI | 0.83 | 0.84 | 0.91 | 0.87 |
+| int8, AVX2 | 1.02 | 1.08 | 1.09 | 0.98 |
+| float32, AVX2 (two days) | 1.18 to 1.24 | 1.27 to 1.39 | 1.23 to 1.32 | 0.98 to 0.99 |
 
 Memory does not become less in sum. In a pod the ranks have the whole model once, plus what each of them
 has whole, plus the memory of a process: measured with SmolLM2 in float32 and a KV cache of 64 MiB, a pod
