@@ -110,7 +110,10 @@ def test_losses_are_measured(monkeypatch):
 
 
 def test_the_page_has_every_part_and_says_what_was_not_measured(tmp_path):
-    (tmp_path / "shards.md").write_text("## Measured before\n")
+    (tmp_path / "shards.avx2.md").write_text("## Measured before\n")
+    (tmp_path / "shards.avx512_vnni.md").write_text("## Measured elsewhere\n")
+    (tmp_path / "tests.md").write_text("## What tests show\n")
     page = distributed.page(tmp_path)
-    assert "## Measured before" in page
+    parts = ("## Measured before", "## Measured elsewhere", "## What tests show")
+    assert all(part in page for part in parts)
     assert page.count("Not measured.") == len(distributed.SECTIONS) - 1

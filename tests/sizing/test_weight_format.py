@@ -9,6 +9,7 @@ import torch
 
 from quire_kubectl.__main__ import main
 from quire_server.health import model_config
+from quire_server.layers.linear import LinearShape
 from quire_server.layers.quantized.gpu_linear import can_multiply
 from quire_server.models import quantization_config
 from quire_server.models.config_fields import ConfigFields
@@ -75,7 +76,8 @@ def test_the_operator_and_the_server_agree_on_what_a_gpu_dequantises(
     tmp_path: Path, name: str, stored: dict[str, Any], expected: bool
 ) -> None:
     parsed = quantization_config.parse(ConfigFields(stored, "config.json"))
-    assert parsed is not None and can_multiply(parsed.weights, 4096, [4096], torch.bfloat16) is not expected
+    shape = LinearShape(["up_proj"], 4096, [4096], False, torch.bfloat16, torch.device("cpu"))
+    assert parsed is not None and can_multiply(parsed.weights, shape) is not expected
     config = reported(tmp_path, stored)
     assert from_config(config).dequantized == int(expected) and len(json.dumps(config)) < 1500
     assert from_config({**LLAMA_8B, "quantization_config": stored}).dequantized == int(expected)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from quire_server.errors import ModelCorruptError
-from quire_server.layers.linear import GpuLinear, LinearLayer
+from quire_server.layers.linear import GpuLinear, LinearLayer, LinearShape
 from quire_server.layers.quantized import linear
 from quire_server.layers.quantized.awq import AWQ
 from quire_server.layers.quantized.format import WeightFormat
@@ -52,7 +52,7 @@ DENSE: dict[str, WeightFormat] = {
 
 def layer(weights: WeightFormat, device: str, dtype: torch.dtype = torch.bfloat16) -> LinearLayer:
     make = linear.factory(Quantization("test", weights, IgnoredLayers()), GpuLinear)
-    made = make(PREFIXES, INPUTS, OUTPUTS, bias=True, dtype=dtype, device=torch.device(device))
+    made = make(LinearShape(PREFIXES, INPUTS, OUTPUTS, True, dtype, torch.device(device)))
     for name, target in made.targets().items():
         prefix, suffix = name.split(".")
         if suffix == "weight_shape":
