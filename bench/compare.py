@@ -15,6 +15,11 @@ OURS, THEIRS, BEST_OF = "quire auto", "transformers", "llama.cpp"
 Maker = Callable[[int], Engine]  # from the number of streams
 
 
+def kept(engine: Engine) -> Maker:
+    """The same engine for any number of streams."""
+    return lambda streams: engine
+
+
 class Comparison:
     """Tokens per second of each engine, as columns: the median of the runs' medians, and the fastest step."""
 

@@ -27,9 +27,9 @@ from bench import (
     sampled,
     scheduler,
 )
-from bench.baselines import GREEDY, SAMPLED, Drawing, Engine, Transformers
+from bench.baselines import GREEDY, SAMPLED, Drawing, Transformers
 from bench.batching import batching
-from bench.compare import REPEATS, Comparison, Maker
+from bench.compare import REPEATS, Comparison, Maker, kept
 from bench.engine import Quire
 from bench.http_overhead import http_overhead, http_rates
 from bench.interference import interference
@@ -59,16 +59,12 @@ def comparison(*ours: tuple[str, str], drawing: Drawing = GREEDY) -> Comparison:
     directory = models.smollm2()
     makers: dict[str, Maker] = {}
     if not drawing.schema:
-        makers["transformers"] = _kept(Transformers(directory, drawing))
+        makers["transformers"] = kept(Transformers(directory, drawing))
     makers |= _llamas(GGUF, "Q4_1", drawing)
     for dtype, quantization in ours:
         engine = Quire(directory, dtype=dtype, quantization=quantization, drawing=drawing)
-        makers[f"quire {dtype} {quantization}"] = _kept(engine)
+        makers[f"quire {dtype} {quantization}"] = kept(engine)
     return Comparison(makers, VOCAB_SIZE)
-
-
-def _kept(engine: Engine) -> Maker:
-    return lambda streams: engine
 
 
 def _llamas(gguf: Path, stored: str, drawing: Drawing = GREEDY) -> dict[str, Maker]:

@@ -3,11 +3,10 @@ share of the memory's bandwidth at which a step of few streams reads its weights
 """
 
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 
 from bench.batch_sizes import bandwidth
-from bench.compare import OURS, REPEATS, Comparison, Maker
+from bench.compare import OURS, REPEATS, Comparison, Maker, kept
 from bench.engine import Quire
 
 STREAMS = (1, 8, 16)
@@ -25,7 +24,7 @@ def compare(
 ) -> str:
     """``theirs``: the engines beside which Quire's decode."""
     engines = {way: Quire(directory, quantization=way, max_streams=max(streams)) for way in WAYS}
-    ours: dict[str, Maker] = {f"{OURS} {way}": partial(_kept, engine) for way, engine in engines.items()}
+    ours: dict[str, Maker] = {f"{OURS} {way}": kept(engine) for way, engine in engines.items()}
     comparison = Comparison({**theirs, **ours}, engines[WAYS[0]].vocab_size)
     table = comparison.decode(length, streams, new_tokens, repeats)
     limit = bandwidth()
@@ -48,8 +47,3 @@ def _weight_bytes(engine: Quire) -> int:
     assert model.head is not None
     linears = [model.head, *(linear for layer in model.layers for linear in layer.linears)]
     return sum(tensor.nbytes for linear in linears for tensor in linear.weights())
-
-
-def _kept(engine: Quire, _: int) -> Quire:
-    """The same engine for any number of streams."""
-    return engine
