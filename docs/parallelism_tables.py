@@ -99,7 +99,7 @@ Two ranks with a thread each, beside one process with two threads (a Llama of 10
 | weights, CPU | decode of 1 request | of 8 | of 32 | prefill of 512 |
 |---|---:|---:|---:|---:|
 | int8, AVX-512 VNNI | 0.83 | 0.84 | 0.91 | 0.87 |
-| int8, AVX2 | 1.02 | 1.08 | 1.09 | 0.98 |
+| int8, AVX2 (two runs) | 1.01 to 1.02 | 0.99 to 1.08 | 1.09 to 1.10 | 0.98 to 1.01 |
 | float32, AVX2 (two days) | 1.18 to 1.24 | 1.27 to 1.39 | 1.23 to 1.32 | 0.98 to 0.99 |
 
 Memory does not become less in sum. In a pod the ranks have the whole model once, plus what each of them
