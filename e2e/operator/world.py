@@ -96,8 +96,9 @@ class World:
         return [event["object"] for event in self.client.lines(path)]
 
     def scale(self, namespace: str, name: str, replicas: int, *, kind: str = "Deployment") -> None:
-        """As the HorizontalPodAutoscaler controller does it."""
+        """As the HorizontalPodAutoscaler controller does it, which waits for its target to be there."""
         path = f"{PATHS[kind].format(namespace)}/{name}/scale"
+        eventually(f"{kind} {name}", lambda: self.get(kind, namespace, name))
         while True:
             scale = self.client.request("GET", path)
             scale["spec"]["replicas"] = replicas
