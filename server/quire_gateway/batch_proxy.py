@@ -7,7 +7,7 @@ of any length: quire-batch has their limits.
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 
 import aiohttp
 from yarl import URL
@@ -69,6 +69,8 @@ class BatchProxy:
         most = None if scope["path"] == "/v1/files" else MOST_BYTES
         body = _Body(exchange, most) if scope["method"] == "POST" else None
         headers = self._headers(scope, client, key_hash)
+        if body is None:  # what is announced and does not come would be taken out of the next request
+            headers.pop("content-length", None)
         try:
             async with self._session.request(
                 scope["method"],
@@ -87,7 +89,7 @@ class BatchProxy:
             message = "Files, batches and jobs cannot be reached now; ask again."
             raise overloaded("batch_unavailable", message, _RETRY_AFTER_SECONDS) from None
 
-    def _headers(self, scope: Scope, client: str, key_hash: str) -> Mapping[str, str]:
+    def _headers(self, scope: Scope, client: str, key_hash: str) -> dict[str, str]:
         given = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         headers = {name: value for name, value in given.items() if name in _REQUEST_HEADERS}
         claims = {"aud": AUDIENCE, "client": client}

@@ -21,15 +21,29 @@ class StubBatch:
 
     def __init__(self):
         self.received, self.begun = [], 0
+        self.announced, self.connections = [], 0  # lengths by requests without a body
         self.answer = (200, {})
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
 
+            def setup(self):
+                super().setup()
+                outer.connections += 1
+
+            def do_GET(self):
+                outer.announced.append(self.headers["content-length"])
+                self._answer()
+
+            do_DELETE = do_GET
+
             def do_POST(self):
                 outer.begun += 1
                 outer.received.append(sum(map(len, self._parts())))
+                self._answer()
+
+            def _answer(self):
                 status, headers = outer.answer
                 self.send_response(status)
                 for name, value in {**headers, "content-length": "2"}.items():
@@ -103,6 +117,14 @@ def test_a_body_that_is_longer_than_any_job_is_refused_whether_announced_or_not(
         assert (answer.status_code, answer.json()["error"]["code"]) == (413, "body_too_long")
     assert not stub.received, "nothing of that came whole"
     assert stub.begun <= 1, "and what was announced has not begun"
+
+
+@pytest.mark.parametrize("method", ["GET", "DELETE"])
+def test_a_body_that_is_not_passed_on_is_not_announced_to_what_serves_other_clients(gateway, stub, method):
+    client = http_client(base_url=gateway.url)
+    for _ in range(2):
+        assert client.request(method, "/v1/files/file-1", content=b"x" * 50).status_code == 200
+    assert set(stub.announced) <= {None, "0"} and stub.connections == 1
 
 
 def test_the_longest_job_passes_and_files_of_any_length(gateway, stub):
