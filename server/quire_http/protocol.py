@@ -275,13 +275,13 @@ class Connection(HttpToolsProtocol):
         codings = [value.lower() for name, value in self.headers if name == b"transfer-encoding"]
         if codings and (codings != [b"chunked"] or self.parser.get_http_version() != "1.1"):
             raise _RefusedError(_CODING)
+        super().on_headers_complete()  # fails where the target is no URL: before the head counts as read
         self._reading_headers = False
         self._header_bytes = 0
         self._framing_left = MAX_HEADER_BYTES
         lengths = [int(value) for name, value in self.headers if name == b"content-length"]
         self._body_left = lengths[0] if lengths else 0
         self._stop_timer()
-        super().on_headers_complete()
         self.cycle.transport = self._writer
 
     def on_body(self, body: bytes) -> None:
@@ -317,11 +317,12 @@ class Connection(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         """The connection is idle again, unless another request is waiting in it."""
         self._writer.flush()  # before anything else is sent, or the connection is closed
-        if not self.pipeline:
+        is_last = not self.pipeline  # else the next request begins to be answered
+        if is_last:
             self.idle_since = time.monotonic()
             self._limit.move(self, State.IDLE if self._reading_headers else State.REQUEST)
         super().on_response_complete()
-        if self._refusal is not None and not self.pipeline:
+        if self._refusal is not None and is_last:
             self._send_refusal()
         elif not self._reading_headers and self._timer is None:
             self._start_timer()  # for the rest of the body, which is not read

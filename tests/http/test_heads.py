@@ -82,6 +82,8 @@ REFUSED = {
     "no host": b"GET /first HTTP/1.1\r\n\r\n" + SECOND,
     "two hosts in HTTP/1.0": b"GET /first HTTP/1.0\r\nHost: x\r\nHost: y\r\n\r\n" + SECOND,
     "two hosts and an upgrade": post(b"Host: y\r\n" + UPGRADE, SECOND),
+    "a port that is none": b"GET http://x:99999/first HTTP/1.1\r\nHost: x\r\n\r\n" + SECOND,
+    "an address without a path": b"GET http://x HTTP/1.1\r\nHost: x\r\n\r\n" + SECOND,
     "a long header": post(b"A: " + b"b" * MAX_HEADER_BYTES + b"\r\n", SECOND),
 }
 

@@ -273,6 +273,16 @@ async def test_requests_beyond_those_that_may_wait_are_refused_after_the_others_
     assert MAX_PIPELINED <= len(statuses) - 1 <= 2 * MAX_PIPELINED
 
 
+async def test_of_requests_that_wait_before_a_refusal_each_has_its_answer(client):
+    await client.receives(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" * (MAX_PIPELINED + 1) + b"GET nonsense\r\n")
+    await client.answered()
+    async with asyncio.timeout(60):
+        while not client.transport.ended:
+            await asyncio.sleep(0)
+    statuses = [line.split()[1] for line in client.transport.written.split(b"\r\n") if line[:5] == b"HTTP/"]
+    assert statuses == [b"401"] * (MAX_PIPELINED + 1) + [b"400"]
+
+
 async def test_a_packet_of_tiny_chunks_is_parsed_in_turn_with_everything_else(client):
     head = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
     client.connection.data_received(head + b"1\r\nx\r\n" * 40_000 + b"0\r\n\r\n")
