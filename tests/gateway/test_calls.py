@@ -130,6 +130,7 @@ def test_a_body_that_is_nested_too_deep_to_be_changed_is_refused(change):
         {"messages": [1, None, {"content": {"text": 1}}]},
         {"prompt": {"a": [None]}, "max_tokens": "many", "stream": "yes"},
         {"prompt": nested(900)},
+        {"messages": [{"role": nested(900), "content": "x"}]},
         {"prompt": [1, nested(900)]},
         {"prompt": ["a", nested(900)], "messages": [{"content": nested(900)}]},
     ],

@@ -266,6 +266,8 @@ def test_keys_longer_than_any_are_not_hashed():
         (b'{"n": 1.50, "model" : "chat", "t":"chat"}', b'{"n": 1.50, "model" : "tiny", "t":"chat"}'),
         (b'{"model":"chat","x":{"model":"chat"}}', b'{"model":"tiny","x":{"model":"chat"}}'),
         (b'{"\\u006dodel":"chat"}', b'{"model":"tiny"}'),
+        (b'{"x":{"model":"chat"},"\\u006Dodel":"chat"}', b'{"x":{"model":"chat"},"model":"tiny"}'),
+        (b'{"x":{"model":"chat"},"model":"c\\/"}', b'{"x":{"model":"chat"},"model":"tiny"}'),
         (
             b'{"model":"c\\u0068at","s":"\\"model\\":\\"chat\\""}',
             b'{"model":"tiny","s":"\\"model\\":\\"chat\\""}',

@@ -31,6 +31,8 @@ COMPLETION_PATHS = (CHAT, COMPLETIONS)
 INPUT_OUTPUT_PATHS = (MESSAGES, COUNT_TOKENS, RESPONSES)
 _LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 _KEPT = re.compile(r"resp_([0-9a-f]{12})_[0-9a-f]+")
+_MODEL_KEY = re.compile(rb'"model"\s*:')
+_ESCAPED_LETTER = b"\\u006"  # with which each letter of `model` can be written
 _BYTES_PER_TOKEN = 4  # of English text, about
 _ANSWER_TOKENS = 256  # of one whose length is not limited by its request
 _MOST_TOKENS = 1 << 24  # more than any replica generates
@@ -162,8 +164,10 @@ def longest_answers(call: Call) -> int:
 
 def with_model(body: bytes | bytearray, asked: str, served: str) -> bytes | bytearray:
     """The body with another name of the model; nothing else of it changes, if the name stands there once."""
+    if len(_MODEL_KEY.findall(body)) > 1 or _ESCAPED_LETTER in body:
+        return with_fields(body, model=served)
     field = rb'("model"\s*:\s*)' + re.escape(orjson.dumps(asked))
-    changed, times = re.subn(field, lambda match: match[1] + orjson.dumps(served), body, count=2)
+    changed, times = re.subn(field, lambda match: match[1] + orjson.dumps(served), body)
     return changed if times == 1 else with_fields(body, model=served)
 
 
@@ -257,7 +261,7 @@ def _chat(document: dict[str, Any]) -> tuple[tuple[str, ...], int | None]:
     messages = document.get("messages")
     for message in messages if isinstance(messages, list) else ():
         if isinstance(message, dict):
-            parts.append(role := str(message.get("role")))
+            parts.append(role := _text(message.get("role")))
             content = message.get("content")
             parts += (content,) if isinstance(content, str) else _texts(content)
             if role == "user" and num_opening is None:
