@@ -176,6 +176,8 @@ class Attempt:
             raise self.failed("timeout", f"it did not answer within {seconds:g} s") from None
         except aiohttp.ClientError as error:
             raise self.failed("reset", f"the connection failed before the answer: {_kind(error)}") from None
+        if not 200 <= self._response.status < 600:  # 101 would make a tunnel of the client's connection
+            raise self.failed("no_answer", f"it answers with HTTP {self._response.status}")
         self._upstream.check(self._response, self)
         self.verdict = Verdict.SUCCESS if self._response.status < 500 else Verdict.FAILURE
         return self._response

@@ -6,10 +6,12 @@ replica goes on after exactly these tokens: of a greedy or seeded answer with th
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import orjson
 
+_TOKEN_IDS = re.compile(rb"\d{1,10}(,\d{1,10})*")
 _TOKENS, _LINE, _EVENT = b": tokens ", b"\n", b"\n\n"
 _DATA, _DONE = b"data: ", b"data: [DONE]"
 _ERROR = b'data: {"error":'
@@ -24,7 +26,7 @@ class Resumption:
         self._token_ids: list[int] = []
         self._head: tuple[str, int] | None = None  # id and time of its events
         self._num_events = 0
-        self._is_broken = False  # a part of an event was sent, whose rest no other replica sends
+        self._is_broken = False  # what was sent no other replica goes on with: half an event, unknown tokens
         self.is_finished = False  # all of the answer was sent, but maybe not its usage
         self.is_done = False  # all was sent
 
@@ -45,8 +47,9 @@ class Resumption:
         if at >= 0 and (error := _fault(events[at:])):
             events = events[:at]
         events = self._without_tokens(events)
-        if self._head is None:
+        if self._head is None and _find_line(events, _DATA) >= 0:
             self._head = _head(events)
+            self._is_broken = self._is_broken or self._head is None
         self._num_events += events.count(_EVENT)
         self.is_finished = self.is_finished or _FINISHED in events
         self.is_done = self.is_done or _find_line(events, _DONE) >= 0
@@ -67,7 +70,11 @@ class Resumption:
         kept, begin = [], 0
         while at >= 0:
             end = events.index(_LINE, at)
-            self._token_ids += map(int, events[at + len(_TOKENS) : end].split(b","))
+            ids = events[at + len(_TOKENS) : end]
+            if _TOKEN_IDS.fullmatch(ids):
+                self._token_ids += map(int, ids.split(b","))
+            else:
+                self._is_broken = True
             kept.append(events[begin:at])
             begin = end + 1
             at = _find_line(events, _TOKENS, begin)
@@ -88,7 +95,8 @@ def _head(events: bytes) -> tuple[str, int] | None:
         return None
     try:
         document: dict[str, Any] = orjson.loads(events[at + len(_DATA) : events.index(_EVENT, at)])
-        return str(document["id"]), int(document["created"])
+        created = document["created"]
+        return (str(document["id"]), created) if type(created) is int else None
     except (ValueError, KeyError, TypeError):
         return None
 

@@ -16,6 +16,8 @@ BAD_HEADS = {
     "header too long": b"HTTP/1.1 200 OK\r\nx-long: " + b"a" * 9000 + b"\r\n\r\n",
     "no HTTP": b"ABC no HTTP at all\r\n\r\n",
 }
+NO_STATUSES = [b"HTTP/1.1 %b A\r\ncontent-length: 0\r\n\r\n" % one for one in (b"000", b"999")]
+NO_STATUSES += [b"HTTP/1.1 101 A\r\nupgrade: a\r\nconnection: upgrade\r\n\r\n"]
 CUT = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n{"
 
 
@@ -62,7 +64,12 @@ def failure_of(answer):
 
 
 @pytest.mark.parametrize(
-    ("answer", "reason"), [*((head, "reset") for head in BAD_HEADS.values()), (CUT, "cut")]
+    ("answer", "reason"),
+    [
+        *((head, "reset") for head in BAD_HEADS.values()),
+        *((head, "no_answer") for head in NO_STATUSES),
+        (CUT, "cut"),
+    ],
 )
 def test_the_message_of_a_failure_has_no_header_of_the_request(answer, reason):
     failure = failure_of(answer)

@@ -197,6 +197,26 @@ def test_nothing_goes_on_after_a_part_of_an_event():
     assert stream.take(b": tokens of a text") == (b": tokens of a text", "")
 
 
+@pytest.mark.parametrize("tokens", ["", "x", "1,", "-1", "9" * 5000])
+def test_nothing_goes_on_after_tokens_that_are_none(tokens):
+    stream = Resumption()
+    whole = event({"id": "a", "created": 1})
+    assert stream.take(f": tokens {tokens}\n".encode() + whole) == (whole, "")
+    assert not stream.is_possible
+
+
+@pytest.mark.parametrize(
+    "head", [{"id": "a"}, {"id": "a", "created": 1e300}, {"id": "a", "created": "1"}, []]
+)
+def test_nothing_goes_on_after_an_answer_that_does_not_say_which_it_is(head):
+    stream = Resumption()
+    stream.take(event(head, tokens=": tokens 1\n"))
+    assert not stream.is_possible
+    waiting = Resumption()
+    waiting.take(b": waiting\n\n")
+    assert waiting.is_possible and waiting.resume is None, "nothing of the answer was sent"
+
+
 @pytest.mark.parametrize("error", [{"type": "invalid_request_error", "code": None}, {"message": "no"}, "no"])
 def test_an_error_that_is_of_the_request_is_the_clients(error):
     """And so is one that does not say whose it is."""
