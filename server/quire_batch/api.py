@@ -74,11 +74,14 @@ def _translated(error: Exception) -> ApiError:
         return ApiError(400, "The body ended early.")
     if isinstance(error, RequestValidationError):
         first = error.errors()[0]
+        if first["type"] == "json_invalid":
+            return ApiError(400, "The body is not valid JSON.")
         param = ".".join(str(part) for part in first["loc"][1:]) or None
         return ApiError(400, f"{param or 'body'}: {first['msg']}", param=param)
     if isinstance(error, HTTPException):
         headers = tuple((error.headers or {}).items())
-        return ApiError(error.status_code, str(error.detail), code="not_found", headers=headers)
+        code = "not_found" if error.status_code == 404 else None
+        return ApiError(error.status_code, str(error.detail), code=code, headers=headers)
     return from_exception(error)
 
 

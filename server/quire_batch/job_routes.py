@@ -39,6 +39,8 @@ def create(body: NewJob, server: Server, caller: Who) -> Response:
         line = Line(1, "job", *request(body.body))
     except LineError as error:
         raise bad_field(error.param or "body", str(error), error.code) from None
+    if orjson.loads(line.body) != body.body:  # it has become null, which asks for something else
+        raise bad_field("body", "has a number that is not finite", "invalid_body")
     job = server.new(
         "job_",
         caller,

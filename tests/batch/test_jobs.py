@@ -128,6 +128,19 @@ def test_what_is_no_request_is_refused_and_the_field_named(start, signer, body, 
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
 
 
+def test_what_is_no_json_is_refused_and_so_is_a_number_that_has_none(start, signer):
+    """It would become null, and ask for something else."""
+    jobs, content = Jobs(start(), signer), {"content-type": "application/json"}
+    wanted = {"{": (None, None), "[1": (None, None), "\xff": (None, None)}
+    for number in ("NaN", "1e400", "-Infinity"):
+        body = f'{{"endpoint": "{CHAT}", "body": {{"model": "tiny", "x": [{number}]}}}}'
+        wanted[body] = ("body", "invalid_body")
+    for text, (param, code) in wanted.items():
+        answer = jobs._http.post("/v1/jobs", content=text.encode("latin-1"), headers=content)
+        error = answer.json()["error"]
+        assert (answer.status_code, error["param"], error["code"]) == (400, param, code), text
+
+
 def test_the_end_of_a_job_is_reported_signed_and_says_nothing_of_its_answer(start, signer, secret):
     with Receiver(200) as receiver:
         batch = start(WEBHOOKS=receiver.url, WEBHOOK_SECRET_FILE=secret)
