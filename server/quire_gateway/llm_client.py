@@ -85,14 +85,20 @@ def parse(body: Mapping[str, Any]) -> LLMClient:
 
 def _limits(body: Mapping[str, Any]) -> Limits:
     names = ("requestsPerMinute", "tokensPerMinute", "concurrentRequests")
-    return Limits(*(None if body.get(name) is None else int(body[name]) for name in names))
+    found = [None if body.get(name) is None else int(body[name]) for name in names]
+    if any(one is not None and one < 1 for one in found):
+        raise ValueError(f"limits are {body!r}")
+    return Limits(*found)
 
 
 def _budget(body: Mapping[str, Any]) -> Budget:
     tokens, cost, period = body.get("tokens"), body.get("cost"), body.get("period", NO_BUDGET.period)
     if period not in PERIODS:
         raise ValueError(f"budget.period is {period!r}")
-    return Budget(period, None if tokens is None else int(tokens), None if cost is None else Decimal(cost))
+    found = Budget(period, None if tokens is None else int(tokens), None if cost is None else Decimal(cost))
+    if found.cost is not None and not found.cost.is_finite():
+        raise ValueError(f"budget.cost is {cost!r}")
+    return found
 
 
 def key_hash(authorization: bytes) -> str:

@@ -243,7 +243,8 @@ def _rule(body: Mapping[str, Any]) -> Rule:
     match = body.get("match") or {}
     longest = match.get("maxPromptTokens")
     headers = tuple((str(name), str(value)) for name, value in (match.get("headers") or {}).items())
-    targets = tuple(map(_target, body["targets"]))
+    if not (targets := tuple(map(_target, body["targets"]))):
+        raise ValueError("a rule has no targets")
     tools = match.get("tools")
     if tools not in (None, True, False):
         raise ValueError(f"match.tools is {tools!r}")
@@ -319,6 +320,8 @@ def _strategy(body: Mapping[str, Any]) -> Strategy:
 def _rollout(body: Mapping[str, Any]) -> Rollout:
     abort = body.get("abortOn") or {}
     errors, ttft = abort.get("errorPercent"), abort.get("ttftPercent")
+    if not body["steps"]:
+        raise ValueError("rollout.steps is empty")
     return Rollout(
         deployment=str(body["deployment"]),
         steps=tuple(
@@ -342,4 +345,7 @@ def _hold(body: Mapping[str, Any]) -> Hold:
 
 def prices(body: Mapping[str, Any]) -> Prices:
     """Those of a route, or of an external backend."""
-    return Prices(Decimal(body.get("promptPerMillion", "0")), Decimal(body.get("completionPerMillion", "0")))
+    found = Prices(Decimal(body.get("promptPerMillion", "0")), Decimal(body.get("completionPerMillion", "0")))
+    if not all(one.is_finite() for one in found):
+        raise ValueError(f"prices are {body!r}")
+    return found

@@ -43,7 +43,7 @@ def resolve(
 ) -> RoutingTable:
     """The table of all objects."""
     rejected: dict[str, tuple[str, str]] = {}
-    bodies, models = list(clients), list(deployments)
+    bodies, models = list(clients), _readable(deployments, rejected)
     return RoutingTable(
         routes=_routes(routes, rejected),
         clients=_clients(bodies, rejected),
@@ -102,6 +102,21 @@ def _externals(
             found[place_of(body)] = llm_external_backend.parse(body)
         except ObjectError as error:
             rejected[uid_of(body)] = ("Unreadable", str(error))
+    return found
+
+
+def _readable(deployments: Iterable[Body], rejected: dict[str, tuple[str, str]]) -> list[Body]:
+    """Those whose names can be read: one that another version of the CRD took is not in the way of others."""
+    found = []
+    for body in deployments:
+        try:
+            _adapters([body])
+            if not all(isinstance(name, str) for name in _served_names(body)):
+                raise TypeError("a name is no text")
+        except (TypeError, ValueError, AttributeError) as error:
+            rejected[uid_of(body)] = ("Unreadable", f"the spec cannot be read: {error!r}")
+            continue
+        found.append(body)
     return found
 
 

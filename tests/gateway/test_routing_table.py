@@ -22,6 +22,9 @@ from tests.gateway.kube_stub import NAMESPACE, endpoint_slice, llm_object
 KEY = b"Bearer sk-alice"
 
 
+DEPLOYMENT = ("LLMDeployment", "tiny", {"model": {}})
+
+
 def route(name="r", models=("chat",), targets=(("tiny", 1),), *, created="2026-01-01T00:00:00Z", **spec):
     rules = [{"targets": [{"deployment": one, "weight": weight} for one, weight in targets]}]
     spec = {"models": list(models), "rules": rules, **spec}
@@ -109,9 +112,29 @@ def test_a_key_belongs_to_the_oldest_client():
     assert table.rejected["uid-late"][0] == "KeyConflict"
 
 
-def test_an_object_that_cannot_be_read_is_rejected_and_disturbs_no_other():
-    table = resolve([llm_object("LLMRoute", "odd", {"models": 3}), route()], [], [])
+@pytest.mark.parametrize(
+    ("kind", "spec"),
+    [
+        ("LLMRoute", {"models": 3}),
+        ("LLMRoute", {"models": ["a"], "rules": [{"targets": []}]}),
+        ("LLMRoute", {"models": ["a"], "rules": [], "rollout": {"deployment": "next", "steps": []}}),
+        ("LLMRoute", {"models": ["a"], "rules": [], "prices": {"promptPerMillion": "NaN"}}),
+        ("LLMClient", {"keyHashes": ["0" * 64], "budget": {"cost": "Infinity"}}),
+        ("LLMClient", {"keyHashes": ["0" * 64], "limits": {"requestsPerMinute": 0}}),
+        ("LLMDeployment", {"model": "tiny"}),
+        ("LLMDeployment", {"model": {"servedName": ["tiny"]}}),
+        ("LLMDeployment", {"model": {"aliases": 3}}),
+        ("LLMDeployment", {"adapters": [None]}),
+    ],
+)
+def test_an_object_that_cannot_be_read_is_rejected_and_disturbs_no_other(kind, spec):
+    """The schema of the CRD refuses these; that of another version may have let them in."""
+    odd = llm_object(kind, "odd", spec)
+    bodies = {"LLMRoute": [route()], "LLMClient": [client()], "LLMDeployment": [llm_object(*DEPLOYMENT)]}
+    table = resolve(*([odd, *each] if name == kind else each for name, each in bodies.items()))
     assert list(table.routes) == ["chat"]
+    assert [one.name for one in table.clients.values()] == ["alice"]
+    assert list(table.served_names.values()) == [("tiny",)]
     assert table.rejected["uid-odd"][0] == "Unreadable"
 
 
