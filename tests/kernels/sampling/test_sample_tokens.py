@@ -112,7 +112,7 @@ def test_a_token_one_rounding_from_the_end_of_those_that_are_looked_at_can_be_dr
         near = torch.nextafter(most - distance, torch.tensor(-INF))
         row = torch.full((40_001,), -30.0)
         row[7], row[39_000] = most, near
-        rows, *others = parameters(**given, rows=4000)
+        rows, *others = parameters(**given, rows=600)
         tokens, _ = sample_tokens(row[None], torch.zeros_like(rows), *others)
         assert set(tokens.tolist()) <= {7, 39_000}
         assert (tokens == 39_000).any() or distance > 4
