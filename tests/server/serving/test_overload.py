@@ -17,6 +17,7 @@ from tests.server.launch import Server
 
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "Tell me something."}], "temperature": 0}
 LONG, SHORT = 1200, 4
+OCCUPYING = 600  # tokens of the answer that others wait for
 
 
 def start(tiny, directory, **flags):
@@ -58,16 +59,21 @@ def complete(server, client, prompt, num_tokens=SHORT, **more):
 
 
 @contextlib.contextmanager
-def busy(server, client="bob", **more):
-    """A long answer occupies the only row; yields the list of its texts, which is complete afterwards."""
-    begun, texts = threading.Event(), []
+def busy(server, client="bob", is_whole=False, **more):
+    """An answer occupies the only row while the block runs; yields the list of its texts. At the end of the
+    block it is aborted, or waited for with ``is_whole``.
+    """
+    begun, ended, texts = threading.Event(), threading.Event(), []
 
     def read():
         with server.client(client) as api:
-            body = {"extra_body": {"ignore_eos": True, **more}, "stream": True, "max_tokens": LONG}
-            for chunk in api.chat.completions.create(**CHAT, **body):
-                texts.append(chunk.choices[0].delta.content or "")
-                begun.set()
+            body = {"extra_body": {"ignore_eos": True, **more}, "stream": True, "max_tokens": OCCUPYING}
+            with api.chat.completions.create(**CHAT, **body) as chunks:
+                for chunk in chunks:
+                    texts.append(chunk.choices[0].delta.content or "")
+                    begun.set()
+                    if ended.is_set() and not is_whole:
+                        return  # which aborts it
 
     thread = threading.Thread(target=read)
     thread.start()
@@ -75,7 +81,9 @@ def busy(server, client="bob", **more):
     try:
         yield texts
     finally:
+        ended.set()
         thread.join(60)
+        server.wait("its row and blocks are free", lambda: server.metric("llm_active_requests") == 0)
 
 
 def test_a_deadline_that_passes_in_the_queue_is_a_503_and_removes_the_request(narrow):
@@ -195,10 +203,10 @@ def test_two_answers_to_a_prompt_of_more_than_half_of_the_kv_cache_are_given(nar
 
 @pytest.mark.deep
 def test_a_high_priority_request_preempts_a_low_one_whose_answer_stays_the_same(narrow):
-    with busy(narrow, "alice") as undisturbed:
+    with busy(narrow, "alice", is_whole=True) as undisturbed:
         pass
     before = narrow.metric("llm_preemptions_total")
-    with busy(narrow, "alice", priority="low") as texts:
+    with busy(narrow, "alice", is_whole=True, priority="low") as texts:
         for _ in range(3):
             assert ask(narrow, "bob", priority="high").status_code == 200
         assert len(texts) < len(undisturbed), "the low one was to be still at work"
