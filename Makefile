@@ -100,9 +100,9 @@ deep: setup ## What takes longest: all pairs of kernels, overload, killed engine
 kernels: $(READY) ## Every kernel in Triton's interpreter, in the full form: minutes of two CPUs
 	OMP_NUM_THREADS=1 $(PYTEST) -q -n 2 --timeout 900 -m kernels tests/kernels
 
-unit-deep: setup ## The unit tests that `make unit` leaves out because they take long
-	OMP_NUM_THREADS=1 FUZZ_EXAMPLES=60 CROSS_TALK_MINUTES=1 RANK_KILLS=5 $(PYTEST) -q -n 3 --dist worksteal \
-		--ignore=tests/contracts -m "deep and not cluster" tests
+unit-deep: setup ## The unit tests that `make unit` leaves out because they take long, and all random examples
+	OMP_NUM_THREADS=1 ALL_EXAMPLES=true FUZZ_EXAMPLES=60 CROSS_TALK_MINUTES=1 RANK_KILLS=5 $(PYTEST) -q -n 3 \
+		--dist worksteal --ignore=tests/contracts -m "(deep or hypothesis) and not cluster" tests
 
 soak: $(READY) ## Twenty minutes of overload, fifty killed engines, replicas and ranks, half an hour of clients with secrets
 	CROSS_TALK_MINUTES=30 $(PYTEST) -q --log-cli-level info tests/server/serving/test_cross_talk.py

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire_operator.workqueue import WorkQueue
+from tests.examples import examples
 
 
 class FakeClock:
@@ -223,7 +224,7 @@ GROUPS = {"a": "pool", "b": "pool"}
 ACTIONS = ["add", "look again", "get", "done"]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(ACTIONS), st.sampled_from("abc")), max_size=60))
 def test_no_addition_is_lost_and_no_key_is_processed_twice_at_once(steps: list[tuple[str, str]]) -> None:
     """Against the plain statement of it: added after it was last given out = it will be given out again."""

@@ -10,6 +10,7 @@ from e2e.api import specs
 from quire_operator import names, resources, spec
 from quire_operator.observed import Observed, Ref, ref
 from quire_operator.settings import Settings
+from tests.examples import examples
 from tests.operator.plan.planning import plan_of
 
 SETTINGS = Settings(
@@ -18,7 +19,7 @@ SETTINGS = Settings(
 UID = "11111111-2222-3333-4444-555555555555"
 
 
-@settings(max_examples=60, derandomize=True)
+@settings(max_examples=examples(60), derandomize=True)
 @given(specs.random_bodies())
 def test_equal_specs_render_equal_children_in_any_field_order(body: specs.Body) -> None:
     turned = json.loads(json.dumps(body, sort_keys=True))
@@ -26,7 +27,7 @@ def test_equal_specs_render_equal_children_in_any_field_order(body: specs.Body) 
     assert first == second
 
 
-@settings(max_examples=60, derandomize=True)
+@settings(max_examples=examples(60), derandomize=True)
 @given(specs.random_bodies())
 def test_applied_children_need_no_second_apply(body: specs.Body) -> None:
     owned = specs.merged(body, {"metadata": {"uid": UID}})

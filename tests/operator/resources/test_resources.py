@@ -15,6 +15,7 @@ from quire_operator import names, resources, spec
 from quire_operator.errors import SpecError
 from quire_operator.settings import Settings
 from tests import kubelet
+from tests.examples import examples
 
 SETTINGS = Settings(
     engine_image="registry.example/quire-server:1",
@@ -69,7 +70,7 @@ def test_the_deployment_is_last_and_its_dependencies_are_first() -> None:
     assert len(kinds) == 6
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(specs.random_bodies())
 def test_every_child_is_labelled_owned_and_in_the_namespace_of_its_owner(body: specs.Body) -> None:
     model = spec.parse(specs.merged(body, {"metadata": {"uid": UID, "namespace": "team-a"}}))
@@ -82,7 +83,7 @@ def test_every_child_is_labelled_owned_and_in_the_namespace_of_its_owner(body: s
         assert owners == ([] if stays else [(UID, True)])
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(specs.random_bodies())
 def test_no_empty_value_is_rendered_except_in_selectors_and_affinities(body: specs.Body) -> None:
     for child in resources.build(spec.parse(body), FAULTS):
@@ -116,7 +117,7 @@ def test_hostile_text_stays_a_single_argument_or_value(argument: str, value: str
     )
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(specs.random_bodies())
 def test_every_pod_satisfies_the_restricted_pod_security_standard(body: specs.Body) -> None:
     children = resources.build(spec.parse(body), FAULTS)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from e2e.api import specs
 from quire_operator import spec
 from quire_operator.errors import SpecError
+from tests.examples import examples
 
 
 def parse(**fields: Any) -> spec.LLMDeployment:
@@ -134,7 +135,7 @@ def test_an_object_of_another_kind_or_without_required_parts_is_refused(body: An
     refusal(body)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(specs.random_bodies())
 def test_a_spec_round_trips_through_its_properties(body: specs.Body) -> None:
     model = spec.parse(body)

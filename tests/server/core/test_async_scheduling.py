@@ -15,6 +15,7 @@ from quire_server.core.sampling_params import SamplingParams
 from quire_server.core.scheduler import Scheduler, SchedulerConfig
 from quire_server.core.step import TokenEvent
 from quire_server.engine.engine_core import StepExecutor, StepPipeline
+from tests.examples import examples
 from tests.server.core.fake_device import FakeDevice, FakeHost
 from tests.server.core.fake_runner import EOS, FakeRunner, answer, config, request
 
@@ -97,7 +98,7 @@ def scheduler_configs(draw: st.DrawFn) -> SchedulerConfig:
     )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.composite(scheduler_configs)(), SCRIPTS)
 def test_answers_equal_those_of_synchronous_scheduling(limits: SchedulerConfig, script: list[object]) -> None:
     ahead, oracle = PipelineRun(limits, ahead=True), PipelineRun(limits, ahead=False)

@@ -14,6 +14,7 @@ from quire_server.core.kv_cache_manager import KVCacheManager
 from quire_server.core.request import Request
 from quire_server.core.sampling_params import SamplingParams
 from quire_server.core.sequence import Sequence
+from tests.examples import examples
 from tests.server.core.fake_runner import config
 
 SIZE = 2
@@ -129,4 +130,4 @@ class KVCacheMachine(RuleBasedStateMachine):
 
 
 TestKV = KVCacheMachine.TestCase
-TestKV.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
+TestKV.settings = settings(max_examples=examples(150), stateful_step_count=30, deadline=None)

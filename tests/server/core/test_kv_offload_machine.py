@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from quire_server.core.config import Batching, PreemptionMode
 from quire_server.core.policy import CLASSES, TOP_PRIORITY, Policy
 from quire_server.core.scheduler import Scheduler
+from tests.examples import examples
 from tests.server.core.fake_runner import EOS, FakeRunner, answer, config, is_error, request
 
 LONGEST = 26
@@ -154,4 +155,4 @@ class OffloadMachine(RuleBasedStateMachine):
 
 
 TestOffload = OffloadMachine.TestCase
-TestOffload.settings = settings(max_examples=150, stateful_step_count=25, deadline=None)
+TestOffload.settings = settings(max_examples=examples(150), stateful_step_count=25, deadline=None)

@@ -11,6 +11,7 @@ from quire_server.core.config import SpeculationConfig, SpeculativeMethod
 from quire_server.core.pipeline import SlotLoad
 from quire_server.core.policy import CLASSES, Policy
 from quire_server.core.scheduler import SchedulerConfig
+from tests.examples import examples
 from tests.server.core.fake_runner import FakeRunner, answer, config, request
 from tests.server.core.fake_stages import FakeStages
 from tests.server.core.test_async_scheduling import SCRIPTS, PipelineRun, scheduler_configs
@@ -25,7 +26,7 @@ def pipelined(draw: st.DrawFn) -> tuple[SchedulerConfig, SchedulerConfig]:
     ), one
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(pipelined(), SCRIPTS)
 def test_answers_equal_those_of_one_stage(
     limits: tuple[SchedulerConfig, SchedulerConfig], script: list[object]

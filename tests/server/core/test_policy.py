@@ -17,6 +17,7 @@ from quire_server.core.policy import (
     virtual_arrival,
 )
 from quire_server.core.scheduler import Scheduler
+from tests.examples import examples
 from tests.server.core.fake_runner import EOS, FakeRunner, answer, config, drain, request
 
 
@@ -133,7 +134,7 @@ requests = st.lists(
 
 
 @given(st.sampled_from(Policy), requests, st.integers(1, 3), st.integers(10, 24), st.floats(1, 200))
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 def test_no_request_is_overtaken_by_arrivals_after_the_bound(
     policy: Policy, arriving: list[tuple[float, int, int]], num_rows: int, num_blocks: int, pace: float
 ) -> None:

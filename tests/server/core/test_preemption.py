@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from quire_server.core.policy import CLASSES, Policy
 from quire_server.core.scheduler import Scheduler
+from tests.examples import examples
 from tests.server.core.fake_runner import EOS, FakeRunner, config, drain, is_error, request
 
 
@@ -41,7 +42,7 @@ def test_blocks_that_victims_share_with_remaining_sequences_are_not_reclaimable(
 
 
 @given(st.integers(8, 24), st.sampled_from([0, 8, 16, 24]), st.integers(1, 6), st.integers(0, 6), st.data())
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 def test_an_urgent_request_at_the_head_of_the_queue_starts_in_the_next_step(
     num_blocks: int, num_shared: int, num_low: int, num_steps: int, data: st.DataObject
 ) -> None:

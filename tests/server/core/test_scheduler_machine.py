@@ -10,6 +10,7 @@ from quire_server.core.config import Batching, SpeculationConfig, SpeculativeMet
 from quire_server.core.policy import CLASSES, TOP_PRIORITY, Policy
 from quire_server.core.preemption import may_interrupt
 from quire_server.core.scheduler import Scheduler
+from tests.examples import examples
 from tests.server.core.fake_runner import EOS, FakeRunner, answer, config, is_error, request
 
 # Steps without a new token: a prompt of 24 in chunks of one, for each of 5 rows.
@@ -175,4 +176,4 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 
 TestScheduler = SchedulerMachine.TestCase
-TestScheduler.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestScheduler.settings = settings(max_examples=examples(150), stateful_step_count=40, deadline=None)

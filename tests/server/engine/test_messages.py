@@ -14,6 +14,7 @@ from quire_server.core.stats import EngineStats, Timing
 from quire_server.core.step import TokenEvent, TokenLogprobs
 from quire_server.engine.codec import CodecError
 from quire_server.engine.messages import EngineInfo, EngineInputs, EngineOutputs, FrameReader, to_frame
+from tests.examples import examples
 
 tokens = st.lists(st.integers(0, 2**31), max_size=6).map(tuple)
 sampling = st.builds(
@@ -67,7 +68,7 @@ messages = st.one_of(
 
 
 @given(st.lists(messages, max_size=4), st.integers(1, 40))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_messages_arrive_unchanged_at_any_chunk_size(sent, size):
     stream = b"".join(map(to_frame, sent))
     reader = FrameReader()
@@ -76,7 +77,7 @@ def test_messages_arrive_unchanged_at_any_chunk_size(sent, size):
 
 
 @given(st.binary(max_size=200))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_random_bytes_are_refused_or_an_incomplete_frame(data):
     with contextlib.suppress(CodecError):
         FrameReader().feed(data)

@@ -22,6 +22,7 @@ from quire_server.core.sampling_params import SamplingParams
 from quire_server.core.step import Copies, CopyOutcome, StartedRow, Step
 from quire_server.engine.codec import CodecError
 from quire_server.engine.step_codec import StepDecoder, StepEncoder, decode_echo, encode_echo
+from tests.examples import examples
 
 LIMITS = RankLimits(
     num_rows=300,
@@ -125,7 +126,7 @@ def test_echoes_arrive_unchanged(echo):
     assert decode_echo(encode_echo(echo)) == echo
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(st.binary(max_size=200))
 def test_random_bytes_are_a_codec_error(data):
     with pytest.raises(CodecError):
@@ -134,7 +135,7 @@ def test_random_bytes_are_a_codec_error(data):
         decode_echo(data)
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(steps(), st.data())
 def test_a_damaged_step_is_a_codec_error_or_within_the_limits(message, data):
     body = bytearray(StepEncoder().encode(message))

@@ -12,6 +12,7 @@ from tokenizers import Tokenizer as Library
 
 from quire_server.text.detokenizer import IncrementalDetokenizer
 from quire_server.text.tokenizer import TextDecoder, Tokenizer
+from tests.examples import examples
 
 
 def byte_level_library() -> Library:
@@ -82,7 +83,7 @@ def test_the_text_ends_before_the_stop_string_that_is_complete_first(
     st.integers(0, 12),
     st.booleans(),
 )
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 def test_stops_count_past_min_tokens_and_no_text_waits_longer_than_a_stop_may_need(
     raw: list[int], stops: list[str], cuts: set[int], min_tokens: int, include: bool
 ) -> None:
@@ -128,7 +129,7 @@ def test_special_tokens_are_not_text_unless_asked_for() -> None:
     assert joined(IncrementalDetokenizer(TOKENIZER, skip_special_tokens=False), [ids]) == "a<|end|>b"
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(text=texts)
 def test_the_real_tokenizers_pieces_join_to_what_it_decodes(smollm2: Path, text: str) -> None:
     library, tokenizer = _loaded(smollm2)

@@ -22,6 +22,7 @@ from quire_server.api.protocol.validation import parse_object, validate
 from quire_server.api.response_items import encoded
 from quire_server.core.sampling_params import SamplingParams
 from quire_server.model_dir.generation_config import SamplingDefaults
+from tests.examples import examples
 
 VOCAB = 100
 PLAIN = SamplingDefaults()
@@ -362,7 +363,7 @@ names = st.sampled_from(NAMES.split(" "))
 
 
 @given(st.dictionaries(names, junk, max_size=5), st.sampled_from([parse_chat, parse_completion]))
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 def test_junk_in_any_field_is_parsed_or_refused_and_never_a_crash(fields, parse):
     base = CHAT if parse is parse_chat else COMPLETION
     try:

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire_server.text.output_parsers import TOOL_FORMS, Arguments, CallName, Text
+from tests.examples import examples
 from tests.server.text.output_parsers.corpus import CORPUS, NAMES, Answer
 
 
@@ -62,7 +63,7 @@ FRAGMENTS = st.sampled_from([*MARKERS, *WORDS, *CALLS, *'{}[]():,;"\\\n '])
 
 
 @pytest.mark.parametrize("form", TOOL_FORMS)
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(parts=st.lists(FRAGMENTS, max_size=25), cuts=st.lists(st.integers(0, 200), max_size=8))
 def test_any_text_is_read_the_same_at_every_split_and_text_without_calls_is_whole(
     form: str, parts: list[str], cuts: list[int]
