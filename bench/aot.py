@@ -1,6 +1,7 @@
-"""Compiles every launch config of the Triton kernels ahead of time, without a GPU, for each of its GPUs, and
-reads registers, spills, shared memory and instructions from the machine code. Writes bench/results/aot.json,
-which docs/kernels.md shows and tests/kernels/test_aot.py compares with the code.
+"""Compiles every launch config of the Triton kernels and every recorded compile key of serving ahead of
+time, without a GPU, for each of its GPUs, and reads registers, spills, shared memory and instructions from
+the machine code. Writes bench/results/aot.json, which docs/kernels.md shows and tests/kernels/test_aot.py
+compares with the code.
 
     python -m bench.aot                  # compile what has changed; refuses to write what got worse
     python -m bench.aot --accept-worse   # write it all the same
@@ -20,6 +21,7 @@ import tempfile
 from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
+from bench import serving_keys
 from quire_kernels.all_launch_configs import LAUNCH_CONFIGS
 from quire_kernels.launch_config import LaunchConfig
 
@@ -35,9 +38,12 @@ ROOT = Path(__file__).parents[1]
 TABLE = ROOT / "bench" / "results" / "aot.json"
 _CACHE = ROOT / ".cache" / "triton"
 _PROGRAMS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
-_REGISTERS, _WARP = 65_536, 32
+_REGISTERS, _WARP, _TENSOR_COLUMNS = 65_536, 32, 512
+# On sm_120 ptxas keeps to 96 or 168 registers, at the cost of up to 4 instructions that spill.
+_SPILLS = {120: 4}
+# Of tensor cores: HMMA and IMMA by a warp, HGMMA and QGMMA by a warp group, UTC*MMA by a block.
 _INSTRUCTIONS = {
-    "mma": r"\b[HIQ]G?MMA\b",  # tensor cores: HMMA and IMMA a warp, HGMMA and QGMMA a warp group
+    "mma": r"\b(?:UTC[HIQ]|[HIQ]G?)MMA\b",
     "wgmma": r"\b[HIQ]GMMA\b",
     "load128": r"\bLDG\.E\.\S*128",
     "store128": r"\bSTG\.E\.\S*128",
@@ -58,14 +64,19 @@ class Gpu:
 
 GPUS = {
     80: Gpu(164 * 1024, 163 * 1024, 64, 32),
+    86: Gpu(100 * 1024, 99 * 1024, 48, 16),
     89: Gpu(100 * 1024, 99 * 1024, 48, 24),
     90: Gpu(228 * 1024, 227 * 1024, 64, 32),
+    100: Gpu(228 * 1024, 227 * 1024, 64, 32),
+    120: Gpu(100 * 1024, 99 * 1024, 48, 24),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """``blocks``: thread blocks per multiprocessor; ``source``: a hash of the compiler's input."""
+    """``blocks``: thread blocks per multiprocessor; ``source``: a hash of the compiler's input;
+    ``tensor_columns``: of sm_100's tensor memory.
+    """
 
     name: str
     gpu: int
@@ -79,6 +90,7 @@ class Row:
     load128: int
     store128: int
     async128: int
+    tensor_columns: int = 0
 
     @property
     def key(self) -> tuple[str, int]:
@@ -141,9 +153,13 @@ def compiled(configuration: LaunchConfig, gpu: int) -> Row:
     registers, code = _read(kernel.asm["cubin"])
     found = {name: len(re.findall(pattern, code)) for name, pattern in _INSTRUCTIONS.items()}
     shared = int(kernel.metadata.shared)
+    columns = int(getattr(kernel.metadata, "tmem_size", 0) or 0)
     blocks = _blocks(GPUS[gpu], registers, shared, configuration.warps)
+    if columns:
+        blocks = min(blocks, _TENSOR_COLUMNS // columns)
     source_hash = source_of(configuration, gpu)
-    return Row(configuration.name, gpu, source_hash, registers, shared, blocks=blocks, **found)
+    found |= {"blocks": blocks, "tensor_columns": columns}
+    return Row(configuration.name, gpu, source_hash, registers, shared, **found)
 
 
 def _read(binary: bytes) -> tuple[int, str]:
@@ -170,10 +186,12 @@ def _blocks(gpu: Gpu, registers: int, shared: int, warps: int) -> int:
 def faults(row: Row, configuration: LaunchConfig) -> list[str]:
     """Properties of the machine code that would be slow or fail at launch."""
     said = []
-    if row.spills:
+    if row.spills > _SPILLS.get(row.gpu, 0):
         said.append(f"{row.spills} instructions spill registers")
     if row.shared > GPUS[row.gpu].shared_per_block:
         said.append(f"{row.shared} bytes of shared memory, of {GPUS[row.gpu].shared_per_block}")
+    if row.tensor_columns > _TENSOR_COLUMNS:
+        said.append(f"{row.tensor_columns} columns of tensor memory, of {_TENSOR_COLUMNS}")
     if row.blocks < (configuration.min_blocks if row.gpu == 90 else 1):
         said.append(f"{row.blocks} blocks fit on a multiprocessor, not {configuration.min_blocks}")
     said += [f"no {what}" for what in configuration.expects if not getattr(row, what)]
@@ -195,8 +213,10 @@ def table() -> dict[tuple[str, int], Row]:
     return {row.key: row for row in rows}
 
 
+@cache
 def wanted() -> dict[tuple[str, int], LaunchConfig]:
-    return {(each.name, gpu): each for each in LAUNCH_CONFIGS for gpu in each.gpus}
+    every = (*LAUNCH_CONFIGS, *serving_keys.launch_configs())
+    return {(each.name, gpu): each for each in every for gpu in each.gpus}
 
 
 def compile_all(keys: Iterable[tuple[str, int]]) -> list[Row]:

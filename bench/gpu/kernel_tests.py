@@ -14,7 +14,7 @@ from bench.gpu.place import Place
 from bench.gpu.sizes import TINY, Sizes
 
 TITLE = "Tests on the device"
-SECONDS = 310
+SECONDS = 280
 COLUMNS = ("passed", "failed", "seconds", "first failures")
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "tests" / "kernels" / "gpu"

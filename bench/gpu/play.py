@@ -3,7 +3,7 @@
 import random
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 from quire_server.core.request import Request
@@ -12,6 +12,8 @@ from quire_server.core.scheduler import Scheduler, SchedulerConfig
 from quire_server.core.step import Step, StepResult
 from quire_server.engine.engine_core import StepPipeline
 from quire_server.runner.model_runner import ModelRunner
+
+_GREEDY = SamplingParams(1, temperature=0.0, ignore_eos=True)
 
 
 class Timed:
@@ -51,6 +53,15 @@ class Played:
         return median(self.steps)
 
 
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """Seconds: of all, from each request's arrival to its first token, between two tokens of a request."""
+
+    seconds: float
+    first: list[float]
+    gaps: list[float]
+
+
 def prompts(seed: int, count: int, length: int, vocab_size: int) -> list[list[int]]:
     """Random tokens: no two share a prefix."""
     rng = random.Random(seed)
@@ -66,15 +77,16 @@ def play(
     block: int,
     ahead: bool = True,
     rounds: int = 1,
+    sampling: SamplingParams = _GREEDY,
 ) -> Played:
-    """All prompts come at once and are answered greedily. With ``rounds``, they come again once all are
-    answered, and find their prefixes; the times are the last round's.
+    """All prompts come at once. With ``rounds``, they come again once all are answered, and find their
+    prefixes; the times are the last round's.
     """
     config = SchedulerConfig(
         len(asked), chunk, runner.max_model_len, runner.num_blocks, block, enable_prefix_caching=rounds > 1
     )
     scheduler = Scheduler(config, eos_token_ids=())
-    sampling = SamplingParams(new_tokens, temperature=0.0, ignore_eos=True)
+    sampling = replace(sampling, max_tokens=new_tokens)
     played = None
     for number in range(rounds):
         for index, prompt in enumerate(asked):
@@ -103,3 +115,40 @@ def _round(scheduler: Scheduler, runner: Timed, count: int) -> Played:
             launches.append(runner.seconds[number])
         before, number = now, number + 1
     return Played(before - began, list(first.values()), steps, launches)
+
+
+def arrive(
+    runner: ModelRunner,
+    asked: Sequence[Sequence[int]],
+    new_tokens: int,
+    *,
+    rate: float,
+    chunk: int,
+    block: int,
+) -> Arrived:
+    """So many prompts come a second, whatever is answered by then, and are answered greedily."""
+    config = SchedulerConfig(len(asked), chunk, runner.max_model_len, runner.num_blocks, block)
+    scheduler = Scheduler(config, eos_token_ids=())
+    pipeline, sampling = StepPipeline(scheduler, runner), replace(_GREEDY, max_tokens=new_tokens)
+    first, gaps, last = list[float](), list[float](), dict[str, float]()
+    began, added = time.perf_counter(), 0
+    while added < len(asked) or scheduler.has_work:
+        while added < len(asked) and time.perf_counter() - began >= added / rate:
+            scheduler.add(Request(str(added), tuple(asked[added]), sampling, 0.0))
+            added += 1
+        if not scheduler.has_work:
+            time.sleep(max(0.0, began + added / rate - time.perf_counter()))
+            continue
+        advanced = pipeline.advance()
+        now = time.perf_counter()
+        if advanced is None:
+            raise RuntimeError("there is work that cannot be scheduled")
+        for event in advanced[1]:
+            if event.error is not None:
+                raise RuntimeError(f"a request failed: {event.error}")
+            if (before := last.get(event.request_id)) is None:
+                first.append(now - began - int(event.request_id) / rate)
+            else:
+                gaps.append(now - before)
+            last[event.request_id] = now
+    return Arrived(time.perf_counter() - began, first, gaps)

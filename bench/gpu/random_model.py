@@ -69,7 +69,7 @@ def runner(
         host_layers=host_layers,
         communicator=communicator,
     )
-    _fill(model, place.device)
+    fill(model, place.device)
     if host_layers:
         model.stream = WeightStream(model, host_layers, device)
     stored = kv_cache.storage_dtype(chosen.kv_cache_dtype, dtype)
@@ -110,7 +110,8 @@ def kv_token_bytes(document: Model, kv_cache_dtype: str) -> int:
     return kv_cache.block_bytes(config, 1, kv_cache.storage_dtype(kv_cache_dtype, torch.bfloat16))
 
 
-def _fill(model: Decoder, device: torch.device) -> None:
+def fill(model: Decoder, device: torch.device) -> None:
+    """Random weights, whose products stay finite."""
     for name, target in model.targets().items():
         if "norm" in name:
             target.fill_(1.0)

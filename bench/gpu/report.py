@@ -4,7 +4,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
-from bench.gpu import kernel_tests, ledger, offload, peers, roofline, serving, switches, tensor, tuning
+from bench.gpu import (
+    expected,
+    kernel_tests,
+    ledger,
+    offload,
+    peers,
+    roofline,
+    serving,
+    switches,
+    tensor,
+    tuning,
+)
 from bench.gpu.ledger import Ledger, Row
 from bench.gpu.place import Place
 from bench.gpu.sizes import Sizes
@@ -39,6 +50,7 @@ class Part(Protocol):
 
 # In the order in which they run: what the tuning finds holds for all after it.
 PARTS: Mapping[str, Part] = {
+    "expected": expected,
     "tests": kernel_tests,
     "tuning": tuning,
     "kernels": roofline,

@@ -16,7 +16,7 @@ from bench.gpu.sizes import Model, Sizes
 from quire_server.runner.model_runner import ModelRunner
 
 TITLE = "Whole models"
-SECONDS = 330
+SECONDS = 260
 COLUMNS = (
     "output tok/s",
     "step, ms",

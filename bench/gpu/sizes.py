@@ -31,6 +31,8 @@ class Sizes:
     lengths: tuple[int, int]
     long_prompts: tuple[int, ...]
     peer_streams: int
+    arrivals: tuple[float, int, int, int]  # a second, how many, tokens of each prompt and answer
+    skewed: tuple[int, int, int]  # how many sequences of which length, beside one of the last
     group: int = 128  # inputs that share a scale of 4-bit weights
     block: int = 64
 
@@ -72,6 +74,8 @@ FULL = Sizes(
     lengths=(128, 128),
     long_prompts=(2048, 8192),
     peer_streams=32,
+    arrivals=(20.0, 200, 512, 128),
+    skewed=(31, 200, 32_768),
 )
 TINY = Sizes(
     tokens=3,
@@ -97,6 +101,8 @@ TINY = Sizes(
     lengths=(5, 3),
     long_prompts=(20,),
     peer_streams=2,
+    arrivals=(20.0, 2, 5, 3),
+    skewed=(1, 4, 20),
     group=32,
     block=16,
 )

@@ -23,7 +23,7 @@ from quire_kernels.attention.split_kv_attention_triton import decode_splits
 from quire_kernels.launch_config import compute_capability, dtype_name
 
 TITLE = "Ways to launch the attention kernels"
-SECONDS = 250
+SECONDS = 220
 COLUMNS = ("us, geometric mean of the shapes",)
 FILE = Path(__file__).parents[2] / "kernels" / "quire_kernels" / "tuned_configs.py"
 # tile, warps, stages, programs a multiprocessor; rows, tile, warps, stages. The first holds by default.

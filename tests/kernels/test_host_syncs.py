@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from bench.gpu.random_model import _fill
+from bench.gpu.random_model import fill
 from bench.gpu.sizes import llama
 from quire_server.core import warm_up_steps
 from quire_server.core.step import Step
@@ -37,7 +37,7 @@ def fake() -> Iterator[tuple[FakeCudaDevice, HostSyncs]]:
 def executor(device: FakeCudaDevice, more: dict[str, object]) -> tuple[GpuExecutor, InputBatch]:
     config = registry.parse({**llama(64, 128, 2, (4, 2, 16), VOCAB), **more}, ())
     model = registry.build(config, max_len=LONGEST, dtype=torch.bfloat16, device=CUDA, linear=GpuLinear)
-    _fill(model, CUDA)
+    fill(model, CUDA)
     caches = kv_cache.allocate(config, 8, BLOCK, dtype=torch.bfloat16, device=CUDA)
     input_batch = InputBatch(ROWS, LONGEST, BLOCK)
     return GpuExecutor(model, caches, input_batch, device), input_batch  # type: ignore[arg-type]  # a part of it

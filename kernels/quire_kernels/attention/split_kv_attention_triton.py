@@ -190,9 +190,19 @@ def split_kernel(
     for first_token in range(begin, end, TILE):
         position = first_token + token
         shown = position < end
-        block = tl.load(
-            table_ptr + sequence * table_stride + position // BLOCK_SIZE, mask=shown, other=0
-        ).to(tl.int64)  # fmt: skip
+        if BLOCK_SIZE % TILE == 0:
+            block = tl.load(table_ptr + sequence * table_stride + first_token // BLOCK_SIZE).to(tl.int64)
+        elif TILE % BLOCK_SIZE == 0:
+            # A tile begins with a block: each of its block numbers is read once.
+            number = first_token // BLOCK_SIZE + tl.arange(0, TILE // BLOCK_SIZE)
+            held = number * BLOCK_SIZE < end
+            numbers = tl.load(table_ptr + sequence * table_stride + number, mask=held, other=0).to(tl.int64)
+            repeated = tl.broadcast_to(numbers[:, None], (TILE // BLOCK_SIZE, BLOCK_SIZE))
+            block = tl.reshape(repeated, (TILE,))
+        else:
+            block = tl.load(
+                table_ptr + sequence * table_stride + position // BLOCK_SIZE, mask=shown, other=0
+            ).to(tl.int64)  # fmt: skip
         offset = position % BLOCK_SIZE
         place = block * block_stride + kv_head * head_stride + offset * SIZE
         loaded = shown[:, None]

@@ -38,7 +38,7 @@ class GpuInputBatch:
         self._given = torch.zeros(count, dtype=torch.int64, device=place)
         self.block_table = torch.zeros(count, num_columns, dtype=torch.int64, device=place)
         self.sampling = {
-            name: torch.from_numpy(np.full(count, default, dtype)).to(place)
+            name: device.upload(np.full(count, default, dtype))
             for name, (dtype, default) in SAMPLING_COLUMNS.items()
         }
         self.seed = torch.zeros(count, dtype=torch.int64, device=place)
