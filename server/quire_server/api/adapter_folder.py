@@ -29,8 +29,10 @@ LOOK_SECONDS = 2.0
 RETRY_SECONDS = 60.0
 _FILES = (adapter_layout.CONFIG, adapter_layout.WEIGHTS)
 
-#: Size and time of change of each file.
-_Signature = tuple[tuple[int, int], ...]
+#: Of each file what other content changes: its size, its device, and its times of change. A copy may keep the
+#: time of its content and never has that of its inode. Inode numbers are left out: some network filesystems
+#: give a file another one at each look.
+_Signature = tuple[tuple[int, int, int, int], ...]
 
 
 class Engine(Protocol):
@@ -123,4 +125,4 @@ class AdapterFolder:
         except OSError as error:
             logger.warning("cannot read an adapter's directory", extra={"adapter": name, "why": str(error)})
             return self._seen.get(name, ())
-        return tuple((one.st_size, one.st_mtime_ns) for one in stats)
+        return tuple((one.st_size, one.st_dev, one.st_mtime_ns, one.st_ctime_ns) for one in stats)

@@ -1,6 +1,7 @@
 """What the folder of adapters has the engine do, look by look."""
 
 import asyncio
+import os
 from pathlib import Path
 
 from quire_server.api import adapter_folder
@@ -42,6 +43,20 @@ def test_files_that_still_change_are_not_read_and_names_of_the_model_never(tmp_p
     for _ in range(3):
         asyncio.run(folder.look())
     assert engine.calls == [("load", "a")]
+
+
+def test_other_content_of_the_same_size_and_time_is_read(tmp_path):
+    engine, home = Engine(), tmp_path / "adapters"
+    folder = AdapterFolder(home, engine, ())
+    home.mkdir()
+    for version in ("1", "2"):
+        write(tmp_path / version, version)
+        os.utime(tmp_path / version / "adapter_config.json", ns=(0, 0))
+        (home / "new").symlink_to(tmp_path / version)
+        (home / "new").rename(home / "a")
+        for _ in range(3):
+            asyncio.run(folder.look())
+    assert engine.calls == [("load", "a"), ("load", "a")]
 
 
 def test_a_folder_that_cannot_be_read_leaves_what_is_loaded(tmp_path):
