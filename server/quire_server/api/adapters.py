@@ -25,10 +25,8 @@ async def load(context: ServerContext, exchange: HttpExchange) -> None:
         raise bad_field("lora_name", "may have letters, digits, '-', '.' and '_', and begin and end with one")
     if name in context.served_names:
         raise bad_field("lora_name", "is a name of the model itself: choose another one")
-    if name in context.adapter_names:
-        raise bad_field("lora_name", "is loaded already: unload it first, or choose another name")
     directory = _inside(folder, request.lora_path)
-    state = await context.engine.load_adapter(name, directory)
+    state = await context.engine.load_adapter(name, directory, is_new=True)
     if not state.is_ready:
         raise ApiError(
             400, f"The adapter is not loaded. {state.reason}", param="lora_path", code="bad_adapter"

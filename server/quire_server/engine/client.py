@@ -33,13 +33,14 @@ from quire_server.engine.messages import (
     Message,
     to_frame,
 )
-from quire_server.errors import QuireServerError
+from quire_server.errors import QuireServerError, RequestError
 
 logger = logging.getLogger(__name__)
 
 _RETRY_SECONDS = 0.05
 _READ_SIZE = 1 << 18
 _LONGEST_TIMER = 86_400.0  # event loops accept no infinite delay
+_LOADED_ALREADY = "lora_name: is loaded already: unload it first, or choose another name"
 _SUPERSEDED = "It was dropped or loaded anew while it was read."
 _MESSAGE_TOKENS = MAX_FRAME_BYTES // 8  # a token has at most five bytes on the wire; for the rest, see _size
 
@@ -241,11 +242,14 @@ class EngineClient:
         """Clear the engine's prefix cache, before any request that is submitted from now on."""
         self._send(EngineInputs(reset_cache=True))
 
-    async def load_adapter(self, name: str, path: Path) -> AdapterState:
+    async def load_adapter(self, name: str, path: Path, *, is_new: bool = False) -> AdapterState:
         """Have an adapter loaded from a directory; returns its state once that is done or has failed, or when
-        another peer of the engine has dropped the name or loaded it anew.
+        another peer of the engine has dropped the name or loaded it anew. ``is_new``: raises RequestError
+        where it answers already when this load's turn has come.
         """
         async with self._adapter_turn:
+            if is_new and (before := self.adapters.get(name)) is not None and before.is_ready:
+                raise RequestError(_LOADED_ALREADY, param="lora_name")
             load = LoadAdapter(name, str(path), secrets.token_hex(8))
             self._load_id, self._has_begun = load.load_id, False
             self._send(EngineInputs(adapter_loads=(load,)))

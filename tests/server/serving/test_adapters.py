@@ -122,6 +122,18 @@ def test_a_name_is_dropped_while_its_answer_runs_and_loaded_again(server, folder
     server.wait("it is said to be ready", lambda: "a2" in states(server))
 
 
+def test_one_of_many_loads_of_a_new_name_wins_and_every_other_one_is_refused(server):
+    with concurrent.futures.ThreadPoolExecutor(8) as threads:
+        paths = [f"a{1 + number % 2}" for number in range(8)]
+        loads = [threads.submit(change, server, "load", lora_name="raced", lora_path=path) for path in paths]
+    answers = [load.result() for load in loads]
+    (won,) = (path for path, one in zip(paths, answers, strict=True) if one.status_code == 200)
+    refused = [one.json()["error"] for one in answers if one.status_code == 400]
+    assert len(refused) == 7 and {one["param"] for one in refused} == {"lora_name"}
+    assert text_of(server, "raced") == text_of(server, won)
+    assert change(server, "unload", lora_name="raced").status_code == 200
+
+
 def test_directories_that_come_change_and_go_are_followed_without_a_restart(server, folder, tiny):
     adapter_files.write(folder / "later", tiny, seed=5)
     server.wait("it is loaded", lambda: "later" in states(server))
