@@ -122,7 +122,7 @@ def test_each_of_the_two_targets_runs_what_the_other_does_not() -> None:
         "chaos",
         "keda",
         "deep",
-        "deep and not cluster",
+        "(deep or hypothesis) and not cluster",
         "(api or cluster) and deep",
         "images and deep",
     }
