@@ -397,7 +397,8 @@ def test_a_request_for_an_adapter_starts_a_pod_and_waits_until_it_has_it_or_cann
     gateway.wait_replicas(1)
     say(gateway, (replica, {"support": "Fetching"}))
     assert ask(gateway, model="tiny").status_code == 200, "the model itself answers meanwhile"
-    assert num_held(gateway) == 1 and not asked.done()
+    gateway.wait("the request for the adapter waits", lambda: num_held(gateway) == 1)
+    assert not asked.done()
     replica.states, replica.loaded = {"support": "Ready"}, ("support",)
     assert asked.result(60).status_code == 200
 
