@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from bench.gpu.random_model import _fill
+from bench.gpu.random_model import fill
 from bench.gpu.sizes import llama
 from quire_server.core import warm_up_steps
 from quire_server.core.cuda_graph_shapes import is_uniform
@@ -57,7 +57,7 @@ MIXED = {
 def executor(device: FakeCudaDevice, kind: str, layers: int) -> tuple[GpuExecutor, InputBatch]:
     config = registry.parse({**llama(64, 128, layers, (4, 2, 16), 320), **KINDS[kind]}, ())
     model = registry.build(config, max_len=LONGEST, dtype=torch.bfloat16, device=CUDA, linear=GpuLinear)
-    _fill(model, CUDA)
+    fill(model, CUDA)
     caches = kv_cache.allocate(config, 8, BLOCK, dtype=torch.bfloat16, device=CUDA)
     batch = InputBatch(ROWS, LONGEST, BLOCK)
     return GpuExecutor(model, caches, batch, device), batch  # type: ignore[arg-type]  # a part of it

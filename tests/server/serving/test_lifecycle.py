@@ -209,7 +209,7 @@ def test_a_stalled_load_ends_the_server_with_load_stalled(tiny, tmp_path):
 
 
 def test_a_load_beyond_the_startup_timeout_ends_the_server_with_startup_timeout(tiny, tmp_path):
-    flags = ("--startup-timeout-seconds", "15")  # importing torch takes seconds on a busy machine
+    flags = ("--startup-timeout-seconds", "30")  # importing torch takes seconds on a busy machine
     with Server(tiny, tmp_path, *flags, fault="slow_load:after=4") as server:
         server.wait_fault("slow_load")
         assert server.wait_end() == 74
