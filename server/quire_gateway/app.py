@@ -180,8 +180,10 @@ class Gateway:
         headers |= {"x-request-id": exchange.request_id, USAGE_HEADER: "true"}
         account.prompt_tokens = estimated_tokens(call) if call.generates else 0
         if client is not None:
+            # What a fallback would answer with may have a longer context.
+            length = None if destination.fallbacks else destination.replicas.context_length
             account.reservation = await self.limiter.admit(
-                client, account.prompt_tokens, longest_answers(call), destination.prices
+                client, account.prompt_tokens, longest_answers(call, length), destination.prices
             )
             exchange.headers += account.reservation.headers()
         identity = _identity(client, is_line=is_line)

@@ -1,5 +1,5 @@
-"""Asks every replica each second for its load, which has the requests of other gateways too, and for the
-states of its LoRA adapters.
+"""Asks every replica each second for its load, which has the requests of other gateways too, for the states
+of its LoRA adapters, and for the length of its context.
 
 A replica that does not answer in time is asked again a second later; numbers that are old do not count.
 """
@@ -47,6 +47,7 @@ class LoadPoller:
             replica.polled(total, self._clock())
         if (states := adapter_states(text)) is not None:
             replica.polled_adapters(states, self._clock())
+        replica.context_length = context_length(text) or replica.context_length
 
 
 def total_load(text: bytes) -> int | None:
@@ -64,5 +65,13 @@ def adapter_states(text: bytes) -> Mapping[str, str] | None:
     """The states of the adapters of a replica by their names, by its /statusz; None where it does not say."""
     try:
         return {str(one["name"]): str(one["state"]) for one in orjson.loads(text)["adapters"]}
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def context_length(text: bytes) -> int | None:
+    """Tokens that a prompt and its answer have together at most, by /statusz; None where it does not say."""
+    try:
+        return max(0, int(orjson.loads(text)["effective"]["maxModelLen"])) or None
     except (ValueError, KeyError, TypeError):
         return None

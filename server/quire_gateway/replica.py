@@ -59,6 +59,7 @@ class Replica:
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
         self.in_flight = 0  # of this gateway
+        self.context_length: int | None = None  # tokens, as it says in its status
         self._of_others = 0  # at the last poll
         self._polled_at = float("-inf")
         self._adapters: Mapping[str, str] = {}  # their states as the pod names them, at the last poll

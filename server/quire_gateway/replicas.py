@@ -52,6 +52,12 @@ class Model:
         for router in self._routers.values():
             router.keep(self.replicas)
 
+    @property
+    def context_length(self) -> int | None:
+        """Tokens of the longest context of a replica; None while that of one is not known."""
+        lengths = [one.context_length for one in self.replicas.values()]
+        return None if None in lengths else max(filter(None, lengths), default=None)
+
     def router(self, strategy: Strategy = DEFAULT_STRATEGY) -> Router:
         """The policy of this strategy. What one learns another one does not know."""
         if strategy not in self._routers:

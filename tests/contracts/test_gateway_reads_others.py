@@ -13,7 +13,7 @@ import pytest
 from e2e.api import gateway_kinds
 from e2e.api.specs import CRD, DISAGGREGATED, MINIMAL, ROOT, Body, merged, minimal
 from quire_gateway import demand, llm_client, llm_external_backend, llm_route, relay, replicas
-from quire_gateway.load_poller import adapter_states, total_load
+from quire_gateway.load_poller import adapter_states, context_length, total_load
 from quire_gateway.openai import calls
 from quire_gateway.replica import AdapterState, Endpoint, Replica
 from quire_gateway.routing.by_load import RoundRobin
@@ -86,11 +86,26 @@ def test_the_adapters_in_a_servers_status_are_read(tmp_path: Path) -> None:
     assert {name: replica.adapter(name, 0.0) for name in expected} == expected
 
 
+def test_the_context_in_a_servers_status_is_read(tmp_path: Path) -> None:
+    engine_report.write_effective_config(
+        tmp_path, engine_report.EffectiveConfig(2048, 4096, "bfloat16", "int8")
+    )
+    text = json.dumps({"effective": engine_report.read_effective_config(tmp_path)}).encode()
+    assert context_length(text) == 2048
+
+
 @pytest.mark.parametrize(
-    "text", [b"<html>", b"[]", b"{}", b'{"sampleAge": null}', b'{"sampleAge": 1, "queued": "x"}']
+    "text",
+    [
+        b"<html>",
+        b"[]",
+        b"{}",
+        b'{"sampleAge": null, "effective": null}',
+        b'{"sampleAge": 1, "queued": "x", "effective": {"maxModelLen": -1}}',
+    ],
 )
-def test_what_is_no_status_says_nothing_of_the_load(text: bytes) -> None:
-    assert total_load(text) is None
+def test_what_is_no_status_says_nothing_of_the_load_and_the_context(text: bytes) -> None:
+    assert (total_load(text), context_length(text)) == (None, None)
 
 
 def test_the_relayed_paths_are_routes_of_the_server() -> None:

@@ -124,6 +124,12 @@ def test_a_request_reserves_the_longest_answers_it_may_have(fields, tokens):
     assert longest_answers(read(CHAT, prompt + text + b"}")) == tokens
 
 
+def test_no_answer_is_reserved_longer_than_the_context_of_what_answers():
+    call = read(CHAT, b'{"model": "m", "messages": [], "max_tokens": 1000000, "n": 2}')
+    assert [longest_answers(call, length) for length in (None, 2048, 10**7)] == [2 * 10**6, 4096, 2 * 10**6]
+    assert longest_answers(read(CHAT, b'{"model": "m", "messages": [], "max_tokens": 9}'), 2048) == 9
+
+
 def test_a_length_that_no_number_holds_is_a_429_and_not_an_error(clock):
     body = b'{"model": "m", "max_tokens": 1' + b"0" * 15 + b', "n": 1' + b"0" * 15 + b"}"
     limiter, alice = limiter_of(clock), client(tokens_per_minute=10)

@@ -1,5 +1,6 @@
 """What clients see of a gateway before two real engines: the answers of the engines, unchanged."""
 
+import hashlib
 import json
 import socket
 import time
@@ -9,6 +10,7 @@ import openai
 import pytest
 
 from tests.gateway.conftest import slice_of
+from tests.gateway.kube_stub import llm_object
 
 CHAT = {
     "model": "tiny",
@@ -147,3 +149,19 @@ def test_the_bytes_of_a_stream_are_passed_on_unchanged_however_they_are_split(st
     chunks = [b"%x\r\n%b\r\n" % (len(each), each) for each in pieces]
     proxy.answer = head + b"".join(chunks) + b"0\r\n\r\n"
     assert gateway.post("/v1/chat/completions", {**CHAT, "stream": True}).content == stream
+
+
+def test_an_answer_longer_than_the_models_context_is_the_models_to_refuse_and_no_limits(start, engines):
+    """A limit below what is asked for has room for the context, which is all that can be taken."""
+    limits = {"tokensPerMinute": 10_000}
+    key = hashlib.sha256(b"sk-alice").hexdigest()
+    gateway = start(slice_of("a", engines[0]))
+    gateway.kube.put(llm_object("LLMClient", "alice", {"keyHashes": [key], "limits": limits}))
+    body = {**CHAT, "max_tokens": 10**6}
+    headers = {"authorization": "Bearer sk-alice"}
+
+    def refusal():
+        answer = httpx.post(gateway.url + "/v1/chat/completions", json=body, headers=headers, timeout=60)
+        return answer.status_code == 400 and answer.json()["error"]["param"]
+
+    assert gateway.wait("the context is known", refusal) == "max_tokens"

@@ -154,11 +154,12 @@ def estimated_tokens(call: Call) -> int:
     )
 
 
-def longest_answers(call: Call) -> int:
-    """Tokens that its answers may have together."""
+def longest_answers(call: Call, context_length: int | None = None) -> int:
+    """Tokens that its answers may have together. ``context_length``: of what answers, where it is known."""
     if not call.generates:
         return 0
     each = _ANSWER_TOKENS if call.max_tokens is None else max(call.max_tokens, 0)
+    each = each if context_length is None else min(each, context_length)
     return min(each * call.num_answers, _MOST_TOKENS)
 
 
