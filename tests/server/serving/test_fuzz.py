@@ -17,6 +17,7 @@ from schemathesis.specs.openapi import checks
 
 from quire_server.api import openapi
 from quire_server.api.routes import POOLING_PATHS
+from tests.examples import examples
 from tests.server.conftest import KEY
 from tests.server.embeddings import embedders
 from tests.server.launch import NO_TLS, Server
@@ -196,7 +197,7 @@ def test_hostile_bodies_are_answered_and_do_not_change_later_answers(fuzzed, pat
         assert golden(server) == expected, body[:80]
 
 
-@settings(max_examples=60, deadline=None, database=None, derandomize=True)
+@settings(max_examples=examples(150), deadline=None, database=None, derandomize=True)
 @given(text=st.text(st.characters(), max_size=40))
 def test_any_text_survives_tokenize_and_detokenize(fuzzed, text):
     """Whole code points, \\x00 and lone surrogates included: those are no text, and refused."""
