@@ -29,8 +29,14 @@ _VECTORS = {
     "avx512_vnni": ["-mfma", *(f"-mavx512{part}" for part in ("f", "bw", "dq", "vl", "vnni"))],
     "avx2": ["-mavx2", "-mfma", "-mf16c"],
 }
-#: These run on every x86-64 CPU; the others are compiled once for each of the sets above.
-_PORTABLE = ("run_calls.c", "sample_tokens.c", "shm_collectives.c", "support.c")
+_ANY: dict[str, list[str]] = {"any": []}
+#: What sources are compiled for, each a kernel of its own: those that are not here, for the vectors above.
+_TARGETS = {
+    "run_calls.c": _ANY,
+    "sample_tokens.c": {**_VECTORS, **_ANY},
+    "shm_collectives.c": _ANY,
+    "support.c": _ANY,
+}
 
 
 def main() -> None:
@@ -41,7 +47,7 @@ def main() -> None:
         return
     objects = []
     for source in sorted((PACKAGE / "csrc").glob("*.c")):
-        for name, flags in {"any": []}.items() if source.name in _PORTABLE else _VECTORS.items():
+        for name, flags in _TARGETS.get(source.name, _VECTORS).items():
             target = source.with_suffix(f".{name}.o")
             subprocess.run([compiler, *_FLAGS, *flags, "-c", str(source), "-o", str(target)], check=True)
             objects.append(target)

@@ -2,35 +2,28 @@
 it is built.
 """
 
-from enum import IntEnum
-
 import torch
 from torch import Tensor
 
 from quire_kernels.cpu.library import LIBRARY, Library, arguments
+from quire_kernels.cpu.native import NATIVE
 
 _SMALL = 200_000  # logits; finding the largest of so many costs less than a second thread
 _KERNELS = {
     "sample_tokens": arguments(
-        "logits rows temperature top_k top_p min_p seeds positions tokens largest", "vocab isa"
+        "logits rows temperature top_k top_p min_p seeds positions tokens largest", "vocab"
     )
 }
 
 
-class Isa(IntEnum):
-    """Which of the compiled forms runs."""
-
-    BEST = 0  # that the CPU has
-    AVX2 = 1
-    SSE2 = 2
-
-
 class TokenSampler:
-    """Typed calls of the C function, which checks nothing."""
+    """Typed calls of the C function, which checks nothing. ``instructions``: the set that it is compiled for,
+    ``any`` for every CPU.
+    """
 
-    def __init__(self, library: Library) -> None:
+    def __init__(self, library: Library, instructions: str) -> None:
         self._library = library
-        self._kernel = library.kernels(_KERNELS)["sample_tokens"]
+        self._kernel = library.kernels(_KERNELS, instructions)["sample_tokens"]
 
     def supports(self, logits: Tensor) -> bool:
         """Whether it can read these logits."""
@@ -46,7 +39,6 @@ class TokenSampler:
         min_p: Tensor,
         seeds: Tensor,
         positions: Tensor,
-        isa: Isa = Isa.BEST,
     ) -> tuple[Tensor, Tensor]:
         """As ``sample_tokens_reference``."""
         count, vocab = rows.shape[0], logits.shape[1]
@@ -54,9 +46,9 @@ class TokenSampler:
         given = [rows, temperature, top_k, top_p, min_p, seeds, positions]
         given = [logits, *(one.contiguous() for one in given), tokens, largest]
         self._library.call(
-            self._kernel, count, count * vocab > _SMALL, *(one.data_ptr() for one in given), vocab, isa
+            self._kernel, count, count * vocab > _SMALL, *(one.data_ptr() for one in given), vocab
         )
         return tokens, largest
 
 
-TOKEN_SAMPLER = TokenSampler(LIBRARY) if LIBRARY is not None else None
+TOKEN_SAMPLER = None if LIBRARY is None else TokenSampler(LIBRARY, "any" if NATIVE is None else NATIVE.isa)

@@ -4,7 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire_kernels.cpu.token_sampler import TOKEN_SAMPLER, Isa
+from quire_kernels.cpu.library import LIBRARY
+from quire_kernels.cpu.native import choices
+from quire_kernels.cpu.token_sampler import TOKEN_SAMPLER, TokenSampler
 from quire_kernels.sampling.sample_tokens import sample_tokens, sample_tokens_reference
 
 NAN, INF = float("nan"), float("inf")
@@ -56,14 +58,14 @@ def test_it_draws_the_tokens_of_the_definition(vocab: int, spread: float, given:
     assert largest.tolist() == peaks.tolist()
 
 
-@pytest.mark.parametrize("isa", Isa)
+@pytest.mark.parametrize("instructions", [*choices(LIBRARY), "any"])
 @pytest.mark.parametrize("vocab", [65, 20_000])
 @pytest.mark.parametrize("given", [{}, {"top_p": 0.9}, {"top_k": 40, "min_p": 0.01}])
-def test_every_cpu_draws_the_same_tokens(isa: Isa, vocab: int, given: dict[str, float]) -> None:
-    assert TOKEN_SAMPLER is not None
+def test_every_cpu_draws_the_same_tokens(instructions: str, vocab: int, given: dict[str, float]) -> None:
+    assert LIBRARY is not None
     logits, values = 3 * torch.randn(ROWS, vocab), parameters(**given)
     wanted, peaks = sample_tokens_reference(logits, *values)
-    tokens, largest = TOKEN_SAMPLER.sample(logits, *values, isa)
+    tokens, largest = TokenSampler(LIBRARY, instructions).sample(logits, *values)
     assert (tokens.tolist(), largest.tolist()) == (wanted.tolist(), peaks.tolist())
 
 

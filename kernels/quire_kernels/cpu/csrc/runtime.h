@@ -9,6 +9,15 @@
 #define INLINE static inline __attribute__((always_inline))
 #define EXPORT __attribute__((visibility("default")))
 
+/* A file that has this in a name is compiled once for each instruction set (`native_build.py`). */
+#if defined(__AVX512F__)
+#define KERNEL(name) quire_##name##_avx512_vnni
+#elif defined(__AVX2__)
+#define KERNEL(name) quire_##name##_avx2
+#else
+#define KERNEL(name) quire_##name##_any
+#endif
+
 /* Flags that kernels set within a run when they fail (`run_calls.c`). */
 enum run_failure { LACKED_MEMORY = 1, RANK_FAILED = 2 };
 extern int quire_failures;

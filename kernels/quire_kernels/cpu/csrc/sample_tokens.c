@@ -1,6 +1,6 @@
 /* Draws a token for each row of logits: temperature, top-k, top-p, min-p and Gumbel noise by Philox, without a pass that
- * sorts, and without noise for tokens that cannot win. Runs on every x86-64 CPU; the compiler makes the loops for
- * AVX-512, AVX2 and SSE2, of which the first that the CPU has is used. */
+ * sorts, and without noise for tokens that cannot win. Compiled for AVX-512, for AVX2, and for every x86-64 CPU; all draw
+ * the same tokens. */
 #include "runtime.h"
 
 #include <immintrin.h>
@@ -9,7 +9,7 @@
 #include <string.h>
 
 #define BLOCK 64 /* tokens, looked at or left out together; 16 calls of Philox */
-#define LANES 16
+#define LANES 16 /* sums are made of so many partial ones, on every CPU */
 #define CALLS (BLOCK / 4)
 #define BINS 1024
 #define BINS_A_UNIT 32      /* of the distance from the largest scaled logit */
@@ -18,8 +18,17 @@
 /* Vectors are passed to functions that are inlined always, never by any ABI. */
 #pragma GCC diagnostic ignored "-Wpsabi"
 
-typedef float floats __attribute__((vector_size(4 * LANES)));
-typedef int32_t ints __attribute__((vector_size(4 * LANES)));
+/* As wide as a register: gcc takes comparisons of wider vectors apart, one element after the other. */
+#if defined(__AVX512F__)
+enum { WIDTH = 16 };
+#elif defined(__AVX2__)
+enum { WIDTH = 8 };
+#else
+enum { WIDTH = 4 };
+#endif
+enum { PARTS = LANES / WIDTH };
+typedef float floats __attribute__((vector_size(4 * WIDTH)));
+typedef int32_t ints __attribute__((vector_size(4 * WIDTH)));
 
 /* logits [*, vocab]; the other arrays have an element for each of the rows that are drawn, and `rows` says which row of
  * the logits it is. A temperature of 0 takes the largest. -> tokens, and each row's largest logit, NaN if it has one. */
@@ -34,7 +43,7 @@ struct sample {
     const int64_t *positions;
     int64_t *tokens;
     float *largest;
-    int64_t vocab, isa; /* 0: the best that the CPU has, 1: AVX2, 2: SSE2 */
+    int64_t vocab;
 };
 
 /* Of one row. Scaled logits are computed anew where they are needed, because memory is slower than a division. */
@@ -55,32 +64,34 @@ INLINE floats chosen(ints mask, floats yes, floats no) {
     return (floats)(((ints)yes & mask) | ((ints)no & ~mask));
 }
 
-#define TURNED(x, by) \
-    __builtin_shuffle(x, ((ints){0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15} + by) & 15)
-
 INLINE float largest_lane(floats x) {
-    for (int by = 8; by > 0; by /= 2) {
-        const floats other = TURNED(x, by);
-        x = chosen(other > x, other, x);
-    }
-    return x[0];
+    float lanes[WIDTH];
+    memcpy(lanes, &x, sizeof(lanes));
+    for (int half = WIDTH / 2; half > 0; half /= 2)
+        for (int i = 0; i < half; i++) lanes[i] = lanes[i + half] > lanes[i] ? lanes[i + half] : lanes[i];
+    return lanes[0];
 }
 
-INLINE float sum_of_lanes(floats x) {
-    for (int by = 8; by > 0; by /= 2) x += TURNED(x, by);
-    return x[0];
+INLINE float sum_of_lanes(const floats *parts) {
+    float lanes[LANES];
+    memcpy(lanes, parts, sizeof(lanes));
+    for (int half = LANES / 2; half > 0; half /= 2)
+        for (int i = 0; i < half; i++) lanes[i] += lanes[i + half];
+    return lanes[0];
 }
 
 INLINE int32_t is_any(ints x) {
-    for (int by = 8; by > 0; by /= 2) x |= TURNED(x, by);
-    return x[0];
+    int64_t found = 0, lanes[WIDTH / 2];
+    memcpy(lanes, &x, sizeof(lanes));
+    for (int i = 0; i < WIDTH / 2; i++) found |= lanes[i];
+    return found != 0;
 }
 
 /* Behind the end of a row there is -infinity. */
 INLINE floats logits_at(const struct row *r, int64_t i) {
     floats x = splat(-INFINITY);
     const int64_t left = r->vocab - i;
-    if (left >= LANES)
+    if (left >= WIDTH)
         memcpy(&x, r->logits + i, sizeof(x)); /* one instruction, unlike a copy of any size */
     else
         memcpy(&x, r->logits + i, sizeof(float) * (left < 0 ? 0 : left));
@@ -112,7 +123,7 @@ INLINE int64_t find_largest(struct row *r, float *largest) {
     ints nan = {0};
     for (int64_t b = 0; b < r->blocks; b++) {
         floats top = splat(-INFINITY);
-        for (int64_t i = b * BLOCK; i < (b + 1) * BLOCK; i += LANES) {
+        for (int64_t i = b * BLOCK; i < (b + 1) * BLOCK; i += WIDTH) {
             const floats x = logits_at(r, i);
             nan |= x != x;
             top = chosen(x > top, x, top);
@@ -143,25 +154,27 @@ struct reach {
 };
 
 INLINE struct reach reach_of(const struct row *r) {
-    floats masses[NUM_DISTANCES] = {{0}};
+    floats masses[NUM_DISTANCES][PARTS] = {{{0}}};
     ints counts[NUM_DISTANCES] = {{0}};
     for (int64_t b = 0; b < r->blocks; b++) {
         if (r->block_max[b] < r->most - 60.0f) continue; /* below 2^-80 of the sum */
         for (int64_t i = b * BLOCK; i < (b + 1) * BLOCK; i += LANES) {
-            const floats below = logits_at(r, i) / r->temperature - r->most;
-            const floats mass = exp_lanes(below);
-            for (int d = 0; d < NUM_DISTANCES - 1; d++) {
-                const ints is_near = below >= -DISTANCES[d];
-                masses[d] += chosen(is_near, mass, (floats){0});
-                counts[d] -= is_near;
+            for (int part = 0; part < PARTS; part++) {
+                const floats below = logits_at(r, i + part * WIDTH) / r->temperature - r->most;
+                const floats mass = exp_lanes(below);
+                for (int d = 0; d < NUM_DISTANCES - 1; d++) {
+                    const ints is_near = below >= -DISTANCES[d];
+                    masses[d][part] += chosen(is_near, mass, (floats){0});
+                    counts[d] -= is_near;
+                }
+                masses[NUM_DISTANCES - 1][part] += mass;
             }
-            masses[NUM_DISTANCES - 1] += mass;
         }
     }
     struct reach reach = {{0}, {0}};
     for (int d = 0; d < NUM_DISTANCES; d++) {
         reach.masses[d] = sum_of_lanes(masses[d]);
-        for (int lane = 0; lane < LANES; lane++) reach.counts[d] += counts[d][lane];
+        for (int lane = 0; lane < WIDTH; lane++) reach.counts[d] += counts[d][lane];
     }
     reach.counts[NUM_DISTANCES - 1] = r->vocab;
     return reach;
@@ -173,10 +186,10 @@ INLINE void collect(struct row *r, float distance) {
     int64_t count = 0;
     for (int64_t b = 0; b < r->blocks; b++) {
         if (r->block_max[b] - r->most < -distance) continue;
-        for (int64_t i = b * BLOCK; i < (b + 1) * BLOCK && i < r->vocab; i += LANES) {
+        for (int64_t i = b * BLOCK; i < (b + 1) * BLOCK && i < r->vocab; i += WIDTH) {
             const floats x = logits_at(r, i) / r->temperature;
             if (!is_any(x - r->most >= -distance)) continue;
-            const int lanes = r->vocab - i < LANES ? r->vocab - i : LANES;
+            const int lanes = r->vocab - i < WIDTH ? r->vocab - i : WIDTH;
             for (int lane = 0; lane < lanes; lane++) {
                 r->values[count] = x[lane];
                 count += x[lane] - r->most >= -distance;
@@ -184,9 +197,9 @@ INLINE void collect(struct row *r, float distance) {
         }
     }
     r->count = count;
-    for (int64_t i = 0; i < count; i += LANES) {
+    for (int64_t i = 0; i < count; i += WIDTH) {
         floats x = splat(-INFINITY);
-        const int64_t size = sizeof(float) * (count - i < LANES ? count - i : LANES);
+        const int64_t size = sizeof(float) * (count - i < WIDTH ? count - i : WIDTH);
         memcpy(&x, r->values + i, size);
         x = exp_lanes(x - r->most);
         memcpy(r->masses + i, &x, size);
@@ -266,25 +279,11 @@ struct words {
     uint32_t w0[CALLS], w1[CALLS], w2[CALLS], w3[CALLS];
 };
 
-typedef void (*philox)(uint32_t first, int64_t position, int64_t seed, struct words *words);
-
 #define ROUND_KEYS(round) \
     const uint32_t k0 = (uint32_t)seed + round * 0x9E3779B9u, k1 = (uint32_t)((uint64_t)seed >> 32) + round * 0xBB67AE85u
 enum { M0 = (int32_t)0xD2511F53u, M1 = (int32_t)0xCD9E8D57u };
 
-INLINE void philox_any(uint32_t first, int64_t position, int64_t seed, struct words *w) {
-    for (int i = 0; i < CALLS; i++) {
-        uint32_t c0 = first + i, c1 = (uint32_t)position, c2 = (uint32_t)((uint64_t)position >> 32), c3 = 0;
-        for (uint32_t round = 0; round < 10; round++) {
-            ROUND_KEYS(round);
-            const uint64_t a = (uint64_t)c0 * (uint32_t)M0, b = (uint64_t)c2 * (uint32_t)M1;
-            c0 = (uint32_t)(b >> 32) ^ c1 ^ k0, c1 = (uint32_t)b;
-            c2 = (uint32_t)(a >> 32) ^ c3 ^ k1, c3 = (uint32_t)a;
-        }
-        w->w0[i] = c0, w->w1[i] = c1, w->w2[i] = c2, w->w3[i] = c3;
-    }
-}
-
+#ifdef __AVX512F__
 /* High and low halves of 16 products. */
 #define MULTIPLY_512(x, m, high, low)                                                          \
     const __m512i even_##high = _mm512_mul_epu32(x, m);                                        \
@@ -292,8 +291,7 @@ INLINE void philox_any(uint32_t first, int64_t position, int64_t seed, struct wo
     const __m512i high = _mm512_mask_shuffle_epi32(odd_##high, 0x5555, even_##high, 0xf5);     \
     const __m512i low = _mm512_mask_shuffle_epi32(even_##high, 0xaaaa, odd_##high, 0xa0)
 
-__attribute__((target("avx512f"), always_inline)) static inline void philox_512(
-    uint32_t first, int64_t position, int64_t seed, struct words *w) {
+INLINE void philox(uint32_t first, int64_t position, int64_t seed, struct words *w) {
     const __m512i m0 = _mm512_set1_epi32(M0), m1 = _mm512_set1_epi32(M1);
     const __m512i ramp = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
     __m512i c0 = _mm512_add_epi32(_mm512_set1_epi32(first), ramp), c1 = _mm512_set1_epi32((int32_t)position);
@@ -308,6 +306,20 @@ __attribute__((target("avx512f"), always_inline)) static inline void philox_512(
     _mm512_storeu_si512(w->w0, c0), _mm512_storeu_si512(w->w1, c1);
     _mm512_storeu_si512(w->w2, c2), _mm512_storeu_si512(w->w3, c3);
 }
+#else
+INLINE void philox(uint32_t first, int64_t position, int64_t seed, struct words *w) {
+    for (int i = 0; i < CALLS; i++) {
+        uint32_t c0 = first + i, c1 = (uint32_t)position, c2 = (uint32_t)((uint64_t)position >> 32), c3 = 0;
+        for (uint32_t round = 0; round < 10; round++) {
+            ROUND_KEYS(round);
+            const uint64_t a = (uint64_t)c0 * (uint32_t)M0, b = (uint64_t)c2 * (uint32_t)M1;
+            c0 = (uint32_t)(b >> 32) ^ c1 ^ k0, c1 = (uint32_t)b;
+            c2 = (uint32_t)(a >> 32) ^ c3 ^ k1, c3 = (uint32_t)a;
+        }
+        w->w0[i] = c0, w->w1[i] = c1, w->w2[i] = c2, w->w3[i] = c3;
+    }
+}
+#endif
 
 INLINE float noise_of(uint32_t word) {
     const float uniform = (float)((word + 0.5) * 0x1p-32);
@@ -328,7 +340,7 @@ struct best {
 
 /* Takes in the tokens of a block; those below the threshold and those that cannot win are left out. */
 INLINE void draw_from(
-    const struct row *r, int64_t block, float threshold, int64_t position, int64_t seed, philox philox, struct best *best) {
+    const struct row *r, int64_t block, float threshold, int64_t position, int64_t seed, struct best *best) {
     struct words words;
     philox((uint32_t)(block * CALLS), position, seed, &words);
     const uint32_t limit = word_limit(best->score - r->block_max[block]);
@@ -354,18 +366,18 @@ INLINE void draw_from(
     }
 }
 
-INLINE int64_t draw(struct row *r, int64_t place, float threshold, int64_t position, int64_t seed, philox philox) {
+INLINE int64_t draw(struct row *r, int64_t place, float threshold, int64_t position, int64_t seed) {
     struct best best = {-INFINITY, place};
-    draw_from(r, place / BLOCK, threshold, position, seed, philox, &best);
+    draw_from(r, place / BLOCK, threshold, position, seed, &best);
     for (int64_t block = 0; block < r->blocks; block++) {
         const float most = r->block_max[block];
         if (block != place / BLOCK && most >= threshold && most + MOST_NOISE >= best.score)
-            draw_from(r, block, threshold, position, seed, philox, &best);
+            draw_from(r, block, threshold, position, seed, &best);
     }
     return best.token;
 }
 
-INLINE void sample_row(const struct sample *a, int64_t i, float *memory, philox philox) {
+static void sample_row(const struct sample *a, int64_t i, float *memory) {
     const float temperature = a->temperature[i];
     struct row r = {.logits = a->logits + a->rows[i] * a->vocab, .vocab = a->vocab};
     r.blocks = (a->vocab + BLOCK - 1) / BLOCK;
@@ -382,27 +394,12 @@ INLINE void sample_row(const struct sample *a, int64_t i, float *memory, philox 
             const float floor = r.most + logf(a->min_p[i]);
             if (floor > threshold) threshold = floor;
         }
-        token = draw(&r, token, threshold, a->positions[i], a->seeds[i], philox);
+        token = draw(&r, token, threshold, a->positions[i], a->seeds[i]);
     }
     a->tokens[i] = token;
 }
 
-typedef void (*sampler)(const struct sample *a, int64_t i, float *memory);
-
-__attribute__((target("avx512f"))) static void sample_row_512(const struct sample *a, int64_t i, float *memory) {
-    sample_row(a, i, memory, philox_512);
-}
-
-__attribute__((target("avx2"))) static void sample_row_avx2(const struct sample *a, int64_t i, float *memory) {
-    sample_row(a, i, memory, philox_any);
-}
-
-static void sample_row_any(const struct sample *a, int64_t i, float *memory) { sample_row(a, i, memory, philox_any); }
-
-EXPORT void quire_sample_tokens(const struct sample *a, int64_t rows) {
-    const sampler sample = a->isa < 1 && __builtin_cpu_supports("avx512f") ? sample_row_512
-                           : a->isa < 2 && __builtin_cpu_supports("avx2")  ? sample_row_avx2
-                                                                           : sample_row_any;
+EXPORT void KERNEL(sample_tokens)(const struct sample *a, int64_t rows) {
     float *memory = malloc(sizeof(float) * (3 * a->vocab + a->vocab / BLOCK + 1));
     if (!memory) {
 #pragma omp atomic update
@@ -410,6 +407,6 @@ EXPORT void quire_sample_tokens(const struct sample *a, int64_t rows) {
     }
 #pragma omp for schedule(dynamic)
     for (int64_t i = 0; i < rows; i++)
-        if (memory) sample(a, i, memory);
+        if (memory) sample_row(a, i, memory);
     free(memory);
 }

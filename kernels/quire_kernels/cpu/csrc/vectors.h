@@ -17,10 +17,8 @@
 
 #ifdef __AVX512F__
 #include "vectors_avx512.h"
-#define KERNEL(name) quire_##name##_avx512_vnni
 #else
 #include "vectors_avx2.h"
-#define KERNEL(name) quire_##name##_avx2
 #endif
 
 INLINE vec16 load16(const void *base, int64_t index, int dtype) {
