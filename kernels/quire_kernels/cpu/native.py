@@ -19,7 +19,8 @@ from quire_kernels.paged_kv_cache import KVCache, PagedKVCache
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 _HEAD_SIZES = (64, 96, 128, 256)
 _MAX_BLOCK, _MAX_GROUP = 64, 64
-_INT8_GROUP, _INT4_GROUP, _GROUP_BYTES, _INT8_INPUT_BYTES = 64, 32, 8, 2
+_INT8_GROUP, _INT8_GROUP_BYTES, _INT8_INPUT_BYTES = 64, 8, 2
+_INT4_GROUP, _INT4_GROUP_BYTES = 32, 12
 # Multiplications or elements below which a second thread costs more than it saves.
 _SMALL_LINEAR, _SMALL_ATTENTION, _SMALL_PASS = 200_000, 65_536, 16_384
 _LARGE_MASKS = 200_000  # logits; overwriting or reading one costs less than computing one
@@ -144,7 +145,7 @@ class Native:
 
     def int8_linear(self, x: Tensor, packed: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
         """x [T, in] -> [T, out]; ``packed`` [out / 16, in / 4, 16, 4], scales and bias float32 [out]."""
-        row_bytes = x.shape[1] * _INT8_INPUT_BYTES + x.shape[1] // _INT8_GROUP * _GROUP_BYTES
+        row_bytes = x.shape[1] * _INT8_INPUT_BYTES + x.shape[1] // _INT8_GROUP * _INT8_GROUP_BYTES
         return self._linear("int8_linear", x, (packed, scales, bias), len(scales), row_bytes)
 
     def int4_linear(
@@ -159,7 +160,7 @@ class Native:
         """x [T, in] -> [T, out]; ``packed`` u8 [out / 16, in / 8, 16, 4], scales f16 and zeros u8 [out / 16,
         in / 32, 16], row_scales and bias float32 [out].
         """
-        row_bytes = x.shape[1] + x.shape[1] // _INT4_GROUP * _GROUP_BYTES
+        row_bytes = x.shape[1] + x.shape[1] // _INT4_GROUP * _INT4_GROUP_BYTES
         weight = (packed, scales, zeros, row_scales, bias)
         return self._linear("int4_linear", x, weight, len(row_scales), row_bytes)
 

@@ -21,8 +21,10 @@ INLINE weights low_halves(weights w) { return _mm512_and_si512(w, _mm512_set1_ep
 INLINE weights high_halves(weights w) { return low_halves(_mm512_srli_epi16(w, 4)); }
 INLINE ints16 multiply_add(ints16 sums, weights w, const int8_t *q) { return add_products16(sums, w, q); }
 INLINE ints16 whole(ints16 sums) { return sums; }
+INLINE int32_t start_of(ints16 inputs) { return -SYMMETRIC_ZERO * sum_ints16(inputs); }
 #else
-/* Sums of int16 while they are within a group: 16 products of at most 15 * 127 each are less than 2^15. */
+/* Sums of int16 while they are within a group, each of 16 products: of at most 15 * 127 each, or 8 * 127 in the end, where the
+ * zero is subtracted. What overflows meanwhile comes back. */
 typedef ints16 weights;
 
 INLINE weights read_weights(const uint8_t *from) {
@@ -52,6 +54,15 @@ INLINE ints16 multiply_add(ints16 sums, weights w, const int8_t *q) {
     return (ints16){add_products(sums.low, w.low, inputs), add_products(sums.high, w.high, inputs)};
 }
 
+/* The part of inputs 0 and 1 of each 4 in the lower half. */
+INLINE int32_t start_of(ints16 inputs) {
+    const __m256i eight = _mm256_add_epi32(inputs.low, inputs.high);
+    const __m128i four = _mm_add_epi32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1));
+    const __m128i pairs = _mm_hadd_epi32(four, four);
+    const int32_t low = -SYMMETRIC_ZERO * _mm_cvtsi128_si32(pairs), high = -SYMMETRIC_ZERO * _mm_extract_epi32(pairs, 1);
+    return (int32_t)((uint32_t)high << 16 | (uint16_t)low);
+}
+
 INLINE ints16 whole(ints16 sums) {
     const __m256i ones = _mm256_set1_epi16(1);
     return (ints16){_mm256_madd_epi16(sums.low, ones), _mm256_madd_epi16(sums.high, ones)};
@@ -59,8 +70,8 @@ INLINE ints16 whole(ints16 sums) {
 #endif
 
 /* x, y: [rows, in], [rows, out]; in a multiple of 32, out of 16; scales float16 and zeros uint8 [out / 16][in / 32][16],
- * row_scales [out]. Without zeros all are 8; bias may be null. ``scratch``: a byte per element of x and 8 bytes per
- * group. */
+ * row_scales [out]. Without zeros all are 8; bias may be null. ``scratch``: a byte per element of x and a ``struct group``
+ * per group. */
 struct linear {
     const void *x;
     const uint8_t *packed;
@@ -73,21 +84,34 @@ struct linear {
 };
 
 typedef int8_t input;
-typedef float group_sum;
+
+/* Sums start with what a zero of 8 subtracts. ``sum``: of the inputs. */
+struct group {
+    float scale, sum;
+    int32_t start;
+};
 
 INLINE void write_inputs(input *to, ints16 x) { write_bytes16(to, x); }
-INLINE group_sum to_group_sum(int32_t sum) { return (float)sum; }
+
+INLINE struct group to_group(float scale, ints16 total) {
+    return (struct group){scale, (float)sum_ints16(total), start_of(total)};
+}
 
 #include "linear_walk.h"
 
-/* The zero's part is subtracted in float32, which has all these integers. */
-INLINE vec16 add_group(const struct rows *x, int64_t index, ints16 sums, vec16 zeros, vec16 scales, vec16 total) {
-    const vec16 value = fnma16(zeros, all16(x->sums[index]), to_floats16(whole(sums)));
-    return add16(total, mul16(mul16(value, all16(x->scales[index])), scales));
+INLINE vec16 add_group(const struct group *group, vec16 value, vec16 scales, vec16 total) {
+    return add16(total, mul16(mul16(value, all16(group->scale)), scales));
 }
 
+#define OF_ROW(r) (x->groups + (row + r) * groups + group)
 #define ADD_GROUP(r) \
-    if (r < rows) totals[r] = add_group(x, (row + r) * groups + group, sums##r, zeros, scales, totals[r]);
+    if (r < rows) totals[r] = add_group(OF_ROW(r), to_floats16(whole(sums##r)), scales, totals[r]);
+/* In float32, which has all these integers. */
+#define SUBTRACT_ZEROS_AND_ADD_GROUP(r)                                                                \
+    if (r < rows) {                                                                                    \
+        const vec16 value = fnma16(zeros, all16(OF_ROW(r)->sum), to_floats16(whole(sums##r)));         \
+        totals[r] = add_group(OF_ROW(r), value, scales, totals[r]);                                    \
+    }
 
 INLINE void tile(const struct linear *a, const struct rows *x, int64_t row, int64_t panel, int rows, int dtype) {
     const int64_t groups = a->in / GROUP;
@@ -110,8 +134,12 @@ INLINE void tile(const struct linear *a, const struct rows *x, int64_t row, int6
         }
         const int64_t first = (panel * groups + group) * LANES;
         const vec16 scales = of_halves16(a->scales + first);
-        const vec16 zeros = a->zeros ? of_bytes16(a->zeros + first) : all16(SYMMETRIC_ZERO);
-        EACH_ROW(ADD_GROUP)
+        if (a->zeros) {
+            const vec16 zeros = sub16(of_bytes16(a->zeros + first), all16(SYMMETRIC_ZERO));
+            EACH_ROW(SUBTRACT_ZEROS_AND_ADD_GROUP)
+        } else {
+            EACH_ROW(ADD_GROUP)
+        }
     }
     for (int r = 0; r < rows; r++) finish(a, row + r, panel, totals[r], dtype);
 }

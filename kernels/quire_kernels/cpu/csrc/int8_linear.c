@@ -64,7 +64,7 @@ INLINE ints16 multiply_add(ints16 sums, weights w, const input *q) {
 #endif
 
 /* x, y: [rows, in], [rows, out]; in a multiple of 64, out of 16; bias may be null. ``scratch``: an
- * input per element of x and 8 bytes per group. */
+ * input per element of x and a ``struct group`` per group. */
 struct linear {
     const void *x;
     const uint8_t *packed;
@@ -74,22 +74,24 @@ struct linear {
     int64_t in, out, dtype;
 };
 
-/* What the weights' offset 128 adds to the sums of a group. */
-typedef int32_t group_sum;
+/* Sums start with what takes the weights' offset 128 away. */
+struct group {
+    float scale;
+    int32_t start;
+};
 
-INLINE group_sum to_group_sum(int32_t sum) { return 128 * sum; }
+INLINE struct group to_group(float scale, ints16 total) { return (struct group){scale, -128 * sum_ints16(total)}; }
 
 #include "linear_walk.h"
 
-INLINE vec16 add_group(const struct rows *x, int64_t index, ints16 sums, vec16 total) {
-    vec16 value = to_floats16(sub_ints16(sums, all_ints16(x->sums[index])));
-    return add16(total, mul16(value, all16(x->scales[index])));
+INLINE vec16 add_group(const struct group *group, ints16 sums, vec16 total) {
+    return add16(total, mul16(to_floats16(sums), all16(group->scale)));
 }
 
 /* The weights are read in memory order, as one stream that the hardware prefetches. Totals are used once per group, so that
  * an array is good enough for them. */
 #define ADD_GROUP(r) \
-    if (r < rows) totals[r] = add_group(x, (row + r) * groups + group, sums##r, totals[r]);
+    if (r < rows) totals[r] = add_group(x->groups + (row + r) * groups + group, sums##r, totals[r]);
 
 INLINE void tile(const struct linear *a, const struct rows *x, int64_t row, int64_t panel, int rows, int dtype) {
     const int64_t groups = a->in / GROUP;
