@@ -24,6 +24,7 @@ from bench import (
     quality,
     quantized,
     random_llama,
+    ranges,
     sampled,
     scheduler,
 )
@@ -40,6 +41,7 @@ from quire_server.layers.int8_linear import native_kernels
 
 RESULTS = Path(__file__).parent / "results"
 STREAMS = (1, 4, 8, 16, 32)
+SOME = (1, 8, 16)
 GGUF = models.CACHE / "SmolLM2-135M-Instruct.Q4_1.gguf"
 VOCAB_SIZE = 49152
 PACKAGES = ("torch", "transformers", "llama-cpp-python")
@@ -120,12 +122,12 @@ SECTIONS: dict[str, tuple[str, Callable[[], str]]] = {
     "decode-sampled": (
         "Decode after prompts of 128 tokens, drawn with temperature 0.7 and top_p 0.95 (medians of "
         f"{REPEATS} runs in turns)",
-        lambda: comparison(SERVED, drawing=SAMPLED).decode(128, STREAMS, 64),
+        lambda: comparison(SERVED, drawing=SAMPLED).decode(128, SOME, 64),
     ),
     "decode-schema": (
         "Decode after prompts of 128 tokens by a JSON schema, greedy; transformers has no schemas (medians "
         f"of {REPEATS} runs in turns)",
-        lambda: comparison(SERVED, drawing=WITH_SCHEMA).decode(128, STREAMS, 64),
+        lambda: comparison(SERVED, drawing=WITH_SCHEMA).decode(128, SOME, 64),
     ),
     "arrivals": ("Requests that arrive by a Poisson process (open loop)", open_loop),
     "prefill": (
@@ -193,6 +195,8 @@ def main() -> None:
         text = f"## {title}\n\n{measure()}\n\n{where}\n"
         print(text, flush=True)
         (folder / f"{name}.md").write_text(text)
+        if name in ranges.RANGED:
+            ranges.keep(name, text)
     parts = [path.read_text() for name in SECTIONS if (path := folder / f"{name}.md").exists()]
     (RESULTS / "cpu.md").write_text("\n".join(["# SmolLM2-135M-Instruct on a CPU\n", *parts]))
 
