@@ -27,7 +27,12 @@ local believed = {requests = number(), tokens = number()}
 local clock = redis.call('TIME')
 local now = clock[1] * 1000000 + clock[2]
 local fields = {}
-local flat = redis.call('HGETALL', KEYS[1])
+local flat = redis.pcall('HGETALL', KEYS[1])
+if flat.err then
+  -- Something else wrote a key of this name: without it this client, and all that are asked about with it, had no answer.
+  redis.call('DEL', KEYS[1])
+  flat = {}
+end
 for index = 1, #flat, 2 do
   fields[flat[index]] = flat[index + 1]
 end
@@ -39,8 +44,9 @@ local held = {running = own.running, tokens = own.tokens, cost = own.cost}
 for field, value in pairs(fields) do
   if string.sub(field, 1, 8) == 'gateway:' and field ~= name then
     local till, running, tokens, cost = string.match(value, '(%S+) (%S+) (%S+) (%S+)')
-    till = tonumber(till) - back
-    if till < now then
+    till = tonumber(till)
+    till = till and till - back
+    if not (till and tonumber(running) and tonumber(tokens) and tonumber(cost)) or till < now then
       redis.call('HDEL', KEYS[1], field)
     else
       held.running = held.running + tonumber(running)

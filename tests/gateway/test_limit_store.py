@@ -272,6 +272,21 @@ def test_after_the_store_is_back_limits_are_exact_again(fleet, mended):
     assert 0.99 * there - 5 <= statuses.count(200) <= 1.01 * there
 
 
+@pytest.mark.parametrize("broken", ["type", "entry"])
+def test_what_something_else_wrote_in_place_of_a_client_is_replaced(fleet, broken):
+    headers = fleet.client(f"broken-{broken}", limits={"concurrentRequests": 1})
+    key = f"quire:client:{fleet.kube.objects['llmclients'][f'broken-{broken}']['metadata']['uid']}"
+    fleet.store.client.delete(key)
+    if broken == "type":
+        fleet.store.client.set(key, "no hash")
+    else:
+        fleet.store.client.hset(key, mapping={"gateway:other": "no numbers", "gateway:g-9": "9e15 a b c"})
+    with running(fleet, headers, 1):
+        assert ask(fleet.gateways[1], headers).status_code == 429, "the limit holds beside the key"
+    fleet.gateways[1].wait("its slot", lambda: ask(fleet.gateways[1], headers).status_code == 200)
+    assert fleet.gateways[0].metric("gateway_limit_store_up") == 1
+
+
 def test_a_store_that_is_replaced_by_an_empty_one_is_told_what_its_gateway_holds(fleet, mended, tmp_path):
     headers = fleet.client("replaced", budget={"tokens": 3 * (TAKES + 10)})
     gateway = fleet.gateways[0]
