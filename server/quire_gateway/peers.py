@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
+import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -27,6 +29,7 @@ PORT_NAME = "peers"
 PERIOD_SECONDS = 0.2
 _MAX_RECORDS = 4096  # that wait; the oldest are left out
 TIMEOUT_SECONDS = 5.0  # that a message may take
+SAY_SECONDS = 60.0  # between two log lines about messages that are dropped
 
 
 class Outbox:
@@ -121,6 +124,7 @@ class PeerReceiver:
     def __init__(self, table: ReplicaTable, key: bytes) -> None:
         self._table = table
         self._key = key
+        self._num_dropped, self._said_at = 0, -math.inf
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one message: 204, or 404, 400 and 408 for what is none."""
@@ -140,13 +144,21 @@ class PeerReceiver:
         try:
             records = peer_messages.decode(message, self._key)
         except MessageError as error:
-            logger.warning("a message at the port for gateways is dropped: %s", error)
+            self._say_dropped(error)
             return 400
         models = {uid: model for model in self._table.all_models() for uid in model.replicas}
         for uid, digests in records:
             if (model := models.get(uid)) is not None:
                 model.learn(uid, digests)
         return 204
+
+    def _say_dropped(self, error: MessageError) -> None:
+        """Now and then, because who sends such messages may send any number of them."""
+        self._num_dropped += 1
+        if time.monotonic() - self._said_at >= SAY_SECONDS:
+            text = "messages at the port for gateways that were dropped: %d; the last one: %s"
+            logger.warning(text, self._num_dropped, error)
+            self._num_dropped, self._said_at = 0, time.monotonic()
 
 
 async def _body(receive: Receive) -> bytes:

@@ -117,6 +117,20 @@ def test_what_is_no_message_of_a_gateway_changes_nothing(path, message, status):
     asyncio.run(scenario())
 
 
+async def test_a_flood_of_forged_messages_is_a_line_of_the_log_now_and_then(monkeypatch, caplog):
+    async def flood(number):
+        for _ in range(number):
+            answer = await client.post(f"http://127.0.0.1:{port}{PATH}", content=b"forged")
+            assert answer.status_code == 400
+
+    async with receiving(table_of(Outbox())) as port, httpx.AsyncClient() as client:
+        await flood(20)
+        assert len(caplog.messages) == 1
+        monkeypatch.setattr("quire_gateway.peers.SAY_SECONDS", 0.0)
+        await flood(1)
+    assert "dropped: 20;" in caplog.messages[-1], "none is left out of the count"
+
+
 async def test_a_message_whose_end_does_not_come_is_given_up(monkeypatch):
     monkeypatch.setattr("quire_gateway.peers.TIMEOUT_SECONDS", 0.05)
     outbox = Outbox()
