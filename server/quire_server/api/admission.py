@@ -15,7 +15,7 @@ import math
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from quire_http.errors import limited, overloaded
 from quire_server.core.policy import OutputLengthEstimator
@@ -91,6 +91,7 @@ class AdmissionRequest:
     priority: int = 0  # lower is more urgent
     max_tokens: int = 0  # of each answer
     num_prompts: int = 1  # each of which has as many answers
+    longest_prompt: int = 0  # of the estimate
 
 
 @dataclass(frozen=True)
@@ -221,7 +222,13 @@ class Reservation:
         self._num_begun = 0
 
     def claim(self, asked: AdmissionRequest, info: EngineInfo, stats: EngineStats) -> None:
-        """Take what the parsed request asks for. Raises ApiError where there is no room for it."""
+        """Take what the parsed request asks for. Raises ApiError where there is no room for it.
+
+        An estimate beyond the context takes no tokens: tokenising, off the event loop, decides whether the
+        prompt is refused for good, and `set_answers` whether there is room for one that fits after all.
+        """
+        if asked.longest_prompt > info.max_prompt_tokens:
+            asked = replace(asked, prompt_tokens=0)
         claim = self._admission.admit(asked, info, stats)
         self._asked = asked
         self._queued = {0: asked.prompt_tokens}
@@ -299,7 +306,8 @@ class Admission:
         first = self._claim(AnswerLimits(length, asked.max_tokens))
         other = self._claim(AnswerLimits(length, asked.max_tokens, info.num_shared_tokens(length)))
         claim = asked.num_prompts * first + (asked.num_answers - asked.num_prompts) * other
-        if asked.prompt_tokens < info.kv_capacity:  # else tokenising decides whether it can ever fit
+        may_fit = asked.longest_prompt <= info.max_prompt_tokens and asked.prompt_tokens < info.kv_capacity
+        if may_fit:  # else tokenising decides whether it ever can
             self._check_memory(asked, claim)
         self.unseen += claim
         self.num_admitted += asked.num_answers

@@ -125,9 +125,14 @@ async def _admit(request: RequestContext, parse: Callable[[Json, SamplingDefault
         request.priority,
         max_tokens,
         call.num_answers // generation.n,
+        call.longest_prompt,
     )
     server.rates.charge(client, asked.prompt_tokens)
     request.charged_tokens = asked.prompt_tokens
+    if isinstance(call, CompletionCall):  # a chat's template decides how much of its messages is read
+        for prompt in call.prompts:
+            if isinstance(prompt, str):
+                server.check_length(prompt, server.max_prompt_tokens)
     request.reservation.claim(asked, info, server.engine.stats)
     request.exchange.headers += server.rates.headers(client)
     return call

@@ -172,8 +172,7 @@ class ServerContext:
     @property
     def max_prompt_tokens(self) -> int:
         """What the engine's context leaves for a prompt."""
-        info = self.engine.info
-        return min(info.max_model_len, info.kv_capacity) - 1
+        return self.engine.info.max_prompt_tokens
 
     @property
     def max_text_tokens(self) -> int:
@@ -192,6 +191,12 @@ class ServerContext:
             return await _run(self._body_thread, exchange.client, lambda: parse(values))
         return await _run(self._body_thread, exchange.client, lambda: parse(parse_object(body)))
 
+    def check_length(self, text: str, limit: int, param: str = "prompt") -> None:
+        """Raises PromptTooLongError where a text has more than ``limit`` tokens by its length alone."""
+        if (least := self.tokenizer.least_tokens(text)) > limit:
+            found = f"{len(text)} characters, which are {least} tokens at least"
+            raise _too_long(param, found, limit)
+
     async def tokenize(
         self,
         text: str,
@@ -206,9 +211,7 @@ class ServerContext:
         ``limit``, without tokenising where the length of the text says so. ``on_the_spot``: a short text may
         be tokenised by the event loop.
         """
-        if (least := self.tokenizer.least_tokens(text)) > limit:
-            found = f"{len(text)} characters, which are {least} tokens at least"
-            raise _too_long(param, found, limit)
+        self.check_length(text, limit, param)
         encode = functools.partial(self.tokenizer.encode, text, add_special_tokens=special)
         if len(text) <= _SHORT_TEXT and on_the_spot:
             tokens = tuple(encode())

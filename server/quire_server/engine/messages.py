@@ -46,6 +46,11 @@ class EngineInfo:
         """Tokens that the KV cache can hold."""
         return self.num_blocks * self.block_size
 
+    @property
+    def max_prompt_tokens(self) -> int:
+        """What the context leaves for a prompt, beside the first token of its answer."""
+        return min(self.max_model_len, self.kv_capacity) - 1
+
 
 @dataclass(frozen=True)
 class LoadAdapter:

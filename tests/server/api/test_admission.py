@@ -234,6 +234,21 @@ def test_an_estimated_length_does_not_decide_that_a_prompt_never_fits():
     assert refusal(make_admission(), info=INFO, stats=stats, priority=0, prompt_tokens=99).status == 503
 
 
+def test_a_prompt_that_is_estimated_beyond_the_context_takes_no_tokens_until_it_is_tokenised():
+    info = EngineInfo(max_model_len=50, vocab_size=9, num_blocks=10, block_size=10, max_num_seqs=9)
+    for stats in (stats_with_used(0.96), EngineStats(waiting=1, waiting_blocks=9)):
+        admission = make_admission(max_queued=100, max_queued_tokens=200)
+        admission.queue_tokens(90)
+        asked = {"info": info, "stats": stats, "priority": 0, "prompt_tokens": 120}
+        assert refusal(admission, longest_prompt=49, **asked).status == 503
+        reservation = reserve(admission, longest_prompt=50, **asked)
+        assert (admission.queued_tokens, admission.unseen) == (90, Claim(1, 0))
+        with pytest.raises(ApiError):  # all of its prompts fit the context, and there is no room for them
+            reservation.set_answers(answers(40, 40, 40), stats)
+        reservation.release()
+        assert (admission.queued_tokens, admission.unseen) == (90, Claim())
+
+
 def test_prompt_tokens_count_as_queued_until_the_answer_begins():
     admission = make_admission(max_queued_tokens=100)
     first = reserve(admission, num_answers=2, prompt_tokens=30)

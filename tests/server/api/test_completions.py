@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import threading
 import time
+from dataclasses import replace
 from typing import ClassVar
 
 import pytest
@@ -25,6 +27,11 @@ COMPLETION = {"model": "m", "prompt": "word " * 40, "structured_outputs": {"choi
 ROUTES = {
     "/v1/chat/completions": (completions.chat, CHAT),
     "/v1/completions": (completions.complete, COMPLETION),
+}
+LONG_TEXT = "word " * 20_000
+BEYOND_CONTEXT = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": LONG_TEXT}]},
+    "/v1/completions": {"prompt": LONG_TEXT},
 }
 
 
@@ -90,9 +97,10 @@ def fill(context, num_answers, prompt_tokens=0):
     context.admission.reserve(asked.client, INFO, stats).claim(asked, INFO, stats)
 
 
-async def post(context, path):
+async def post(context, path, changes=None):
     """(status, body) of the response; calls the route's handler without HTTP."""
     handle, body = ROUTES[path]
+    body = {**body, **(changes or {})}
     sent = []
 
     incoming = asyncio.Queue()
@@ -151,6 +159,37 @@ async def test_a_full_server_refuses_before_the_request_is_tokenized(make_full, 
     assert (answer, body["error"]["code"]) == (status, code)
     assert context.tokenizer.calls == []
     assert context.admission.num_admitted == num_admitted
+
+
+@pytest.mark.parametrize("path", ROUTES)
+@pytest.mark.parametrize("make_full", [full_by_tokens, full_by_memory])
+async def test_a_prompt_beyond_the_context_is_a_400_whatever_the_load(make_full, path):
+    """Its text may have any number of tokens, which is found out off the event loop."""
+    context, threads = make_full(), []
+    context.engine.info = replace(INFO, num_blocks=10_000)
+    context.tokenizer.render = lambda messages, **_: LONG_TEXT
+
+    def encode(text, **_):
+        threads.append(threading.current_thread())
+        return [1] * (len(text) // 4)
+
+    context.tokenizer.encode = encode
+    before = context.admission.num_admitted, context.admission.queued_tokens
+    status, body = await post(context, path, BEYOND_CONTEXT[path])
+    assert (status, body["error"]["code"]) == (400, "context_length_exceeded")
+    assert len(threads) == 1 and threads[0] is not threading.main_thread()
+    assert (context.admission.num_admitted, context.admission.queued_tokens) == before
+
+
+async def test_a_text_that_its_length_says_is_too_long_is_a_400_without_room_for_its_answers():
+    context, path = make_context(requests=3), "/v1/completions"
+    fill(context, 5)  # of 6
+    assert (await post(context, path, {"n": 2}))[0] == 503
+    context.tokenizer.least_tokens = lambda text: len(text) // 100 + 1
+    status, body = await post(context, path, {**BEYOND_CONTEXT[path], "n": 2})
+    assert (status, body["error"]["code"]) == (400, "context_length_exceeded")
+    assert context.tokenizer.calls == []
+    assert remaining_limits(context) == {"requests": 2}, "as any invalid request"
 
 
 async def test_an_admitted_request_is_rendered_tokenized_and_its_grammar_compiled():

@@ -100,11 +100,16 @@ class ChatCall:
     @property
     def estimated_tokens(self) -> int:
         """Prompt tokens of all answers, estimated by characters: nothing is tokenised yet."""
+        return self.longest_prompt * self.generation.n
+
+    @property
+    def longest_prompt(self) -> int:
+        """Estimated tokens of the longest prompt, here the only one."""
         characters = sum(
             len(str(value)) for message in self.messages for name, value in message.items() if name != "role"
         )
         characters += 0 if self.tools is None else len(str(self.tools.tools))
-        return characters // CHARACTERS_PER_TOKEN * self.generation.n
+        return characters // CHARACTERS_PER_TOKEN
 
 
 @dataclass(frozen=True)
@@ -138,6 +143,14 @@ class CompletionCall:
         ids = sum(len(prompt) for prompt in self.prompts if not isinstance(prompt, str))
         texts += len(self.suffix) * len(self.prompts)
         return (texts // CHARACTERS_PER_TOKEN + ids) * self.generation.n
+
+    @property
+    def longest_prompt(self) -> int:
+        """As of ChatCall."""
+        return len(self.suffix) // CHARACTERS_PER_TOKEN + max(
+            len(prompt) // CHARACTERS_PER_TOKEN if isinstance(prompt, str) else len(prompt)
+            for prompt in self.prompts
+        )
 
 
 @dataclass(frozen=True, slots=True)
