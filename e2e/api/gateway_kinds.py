@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import yaml
-
+from e2e import yaml_files
 from e2e.api.specs import ROOT, Body, merged, schemas
 
 CRDS: dict[str, Body] = {
-    plural: yaml.safe_load((ROOT / "crds" / f"{plural}.yaml").read_text(encoding="utf-8"))
+    plural: yaml_files.load((ROOT / "crds" / f"{plural}.yaml").read_text(encoding="utf-8"))
     for plural in ("llmroutes", "llmclients", "llmexternalbackends")
 }
 SCHEMAS: dict[str, Body] = {

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 from typing import Any
 
-import yaml
-
+from e2e import yaml_files
 from e2e.api.specs import ROOT, Body, merged, schemas
 from quire_operator import spec
 from quire_operator.spec import Profile
 from quire_operator.spec.profiles import parse
 
-CRD: Body = yaml.safe_load((ROOT / "crds" / "acceleratorprofiles.yaml").read_text(encoding="utf-8"))
+CRD: Body = yaml_files.load((ROOT / "crds" / "acceleratorprofiles.yaml").read_text(encoding="utf-8"))
 SCHEMA: Body = CRD["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
 SHIPPED_FILE = ROOT / "charts" / "quire" / "files" / "default-profiles.yaml"
-SHIPPED: tuple[Body, ...] = tuple(yaml.safe_load_all(SHIPPED_FILE.read_text(encoding="utf-8")))
+SHIPPED: tuple[Body, ...] = tuple(yaml_files.load_all(SHIPPED_FILE.read_text(encoding="utf-8")))
 
 FULL: Body = {
     "apiVersion": "serving.quire.dev/v1alpha1",

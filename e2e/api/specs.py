@@ -12,16 +12,16 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
 from hypothesis import strategies as st
 
+from e2e import yaml_files
 from quire_operator.resources import environment
 from quire_operator.spec import reader
 
 Body = dict[str, Any]
 
 ROOT = Path(__file__).parents[2]
-CRD: Body = yaml.safe_load((ROOT / "crds" / "llmdeployments.yaml").read_text(encoding="utf-8"))
+CRD: Body = yaml_files.load((ROOT / "crds" / "llmdeployments.yaml").read_text(encoding="utf-8"))
 SCHEMA: Body = CRD["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
 SPEC_SCHEMA: Body = SCHEMA["properties"]["spec"]
 
@@ -38,18 +38,18 @@ MINIMAL: Body = {
     },
 }
 
-FULL: Body = yaml.safe_load((Path(__file__).parent / "full.yaml").read_text(encoding="utf-8"))
+FULL: Body = yaml_files.load((Path(__file__).parent / "full.yaml").read_text(encoding="utf-8"))
 #: What FULL cannot have beside its replicas: the first is scaled by an HPA, the second by KEDA.
-AUTOSCALED, IDLING = yaml.safe_load_all(
+AUTOSCALED, IDLING = yaml_files.load_all(
     (Path(__file__).parent / "autoscaled.yaml").read_text(encoding="utf-8")
 )
 #: Nor this beside its GPU: several ranks.
-SHARDED: Body = yaml.safe_load((Path(__file__).parent / "sharded.yaml").read_text(encoding="utf-8"))
-SHARING: Body = yaml.safe_load((Path(__file__).parent / "sharing.yaml").read_text(encoding="utf-8"))
+SHARDED: Body = yaml_files.load((Path(__file__).parent / "sharded.yaml").read_text(encoding="utf-8"))
+SHARING: Body = yaml_files.load((Path(__file__).parent / "sharing.yaml").read_text(encoding="utf-8"))
 #: Nor these beside its ranks and tiers: adapters of every source.
-ADAPTED: Body = yaml.safe_load((Path(__file__).parent / "adapted.yaml").read_text(encoding="utf-8"))
-EMBEDDING: Body = yaml.safe_load((Path(__file__).parent / "embedding.yaml").read_text(encoding="utf-8"))
-GROUPED: Body = yaml.safe_load((Path(__file__).parent / "grouped.yaml").read_text(encoding="utf-8"))
+ADAPTED: Body = yaml_files.load((Path(__file__).parent / "adapted.yaml").read_text(encoding="utf-8"))
+EMBEDDING: Body = yaml_files.load((Path(__file__).parent / "embedding.yaml").read_text(encoding="utf-8"))
+GROUPED: Body = yaml_files.load((Path(__file__).parent / "grouped.yaml").read_text(encoding="utf-8"))
 #: The same with accelerators: a stage of eight ranks on each of two nodes.
 GROUPED_ON_GPUS: Body = {
     **GROUPED,
@@ -62,12 +62,12 @@ GROUPED_ON_GPUS: Body = {
 }
 #: Nor these: pods of two roles, first with numbers of them, then with autoscalers, then with GPUs.
 DISAGGREGATED: tuple[Body, ...] = tuple(
-    yaml.safe_load_all((Path(__file__).parent / "disaggregated.yaml").read_text(encoding="utf-8"))
+    yaml_files.load_all((Path(__file__).parent / "disaggregated.yaml").read_text(encoding="utf-8"))
 )
 
 #: One for each source of which a model is downloaded.
 DOWNLOADED: tuple[Body, ...] = tuple(
-    yaml.safe_load_all((Path(__file__).parent / "downloaded.yaml").read_text(encoding="utf-8"))
+    yaml_files.load_all((Path(__file__).parent / "downloaded.yaml").read_text(encoding="utf-8"))
 )
 
 

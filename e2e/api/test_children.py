@@ -10,9 +10,9 @@ import re
 from pathlib import Path
 
 import pytest
-import yaml
 from hypothesis import HealthCheck, given, settings
 
+from e2e import yaml_files
 from e2e.api import profiles, specs
 from e2e.api.client import Client, RefusedError
 from quire_operator import plan, resources, spec
@@ -37,7 +37,7 @@ def _assert_children_are_kept(api: Client, body: specs.Body) -> None:
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_an_example_is_accepted_and_so_are_its_children(api: Client, path: Path) -> None:
-    bodies = list(yaml.safe_load_all(path.read_text(encoding="utf-8")))
+    bodies = list(yaml_files.load_all(path.read_text(encoding="utf-8")))
     for body in bodies:
         api.try_create(body)
     ours = [body for body in bodies if body["kind"] == "LLMDeployment"]
@@ -49,7 +49,7 @@ def test_an_example_is_accepted_and_so_are_its_children(api: Client, path: Path)
 def test_the_autoscaler_that_the_documentation_gives_is_accepted(api: Client) -> None:
     page = (specs.ROOT / "docs" / "autoscaling.md").read_text(encoding="utf-8")
     (text,) = re.findall(r"```yaml\n(apiVersion.*?)```", page, flags=re.DOTALL)
-    api.try_create(yaml.safe_load(text))
+    api.try_create(yaml_files.load(text))
 
 
 @pytest.mark.parametrize(

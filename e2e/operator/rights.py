@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from e2e import yaml_files
 from e2e.cluster import programs
 from e2e.cluster.apiserver import ApiServer
 from e2e.operator.process import ROOT
@@ -33,7 +34,7 @@ def rendered_chart(*arguments: str, release: str = "quire") -> list[Body]:
     command = [str(ROOT / ".cluster" / "bin" / "helm"), "template", release, str(ROOT / "charts" / "quire")]
     command += ["--namespace", OPERATOR_NAMESPACE, "--kube-version", "1.34.0", "--set", IMAGES, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
-    return [body for body in yaml.safe_load_all(done.stdout) if body]
+    return [body for body in yaml_files.load_all(done.stdout) if body]
 
 
 def install(world: World, bodies: list[Body]) -> None:
@@ -48,7 +49,7 @@ def install(world: World, bodies: list[Body]) -> None:
 
 def token_kubeconfig(server: ApiServer, world: World, account: str, path: Path) -> Path:
     """Writes a kubeconfig with a token of `account` in the operator's namespace to `path`."""
-    config = yaml.safe_load(server.kubeconfig.read_text(encoding="utf-8"))
+    config = yaml_files.load(server.kubeconfig.read_text(encoding="utf-8"))
     cluster = config["clusters"][0]["cluster"]
     authority = Path(cluster.pop("certificate-authority")).read_bytes()
     cluster["certificate-authority-data"] = base64.b64encode(authority).decode()

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+from e2e import yaml_files
 from e2e.cluster.apiserver import ApiServer
 from e2e.kubectl import Kubectl, KubectlError
 from e2e.operator.process import ROOT
@@ -34,7 +35,7 @@ def kube(server: ApiServer) -> Kubectl:
 @pytest.fixture
 def manifest(namespace: str, tmp_path: Path) -> Path:
     """A manifest as in a repository: with nearly every field, and with an autoscaler."""
-    body = yaml.safe_load((ROOT / "e2e" / "api" / "full.yaml").read_text(encoding="utf-8"))
+    body = yaml_files.load((ROOT / "e2e" / "api" / "full.yaml").read_text(encoding="utf-8"))
     body["metadata"] = {"name": NAME, "namespace": namespace, "labels": TRACKED, "annotations": TRACKING}
     del body["spec"]["replicas"], body["spec"]["rollout"]["paused"]
     del body["spec"]["security"]["serviceAccountName"]

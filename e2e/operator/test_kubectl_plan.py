@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
+from e2e import yaml_files
 from e2e.api import profiles
 from e2e.cluster.apiserver import ApiServer
 from e2e.operator.world import OPERATOR_NAMESPACE, Body, World
@@ -144,12 +144,12 @@ def test_rendered_children_match_those_in_the_cluster(world: World, namespace: s
     shown = kubectl("quire", "render", "m", "-n", namespace)
     edited = kubectl("quire", "render", manifest={**body, "spec": {**body["spec"], "suspend": True}})
 
-    children = list(yaml.safe_load_all(shown.stdout))
+    children = list(yaml_files.load_all(shown.stdout))
     assert {child["kind"] for child in children} >= {"Deployment", "HorizontalPodAutoscaler", "ConfigMap"}
     for child in children:
         live = world.read(child["kind"], namespace, child["metadata"]["name"])
         assert lost_fields(child, live) == []
-    suspended = {child["kind"]: child for child in yaml.safe_load_all(edited.stdout)}
+    suspended = {child["kind"]: child for child in yaml_files.load_all(edited.stdout)}
     assert suspended["Deployment"]["spec"]["replicas"] == 0 and "HorizontalPodAutoscaler" not in suspended
 
 

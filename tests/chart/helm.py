@@ -7,8 +7,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from e2e import yaml_files
 from e2e.cluster import programs
 
 ROOT = Path(__file__).parents[2]
@@ -114,7 +113,7 @@ def render(*arguments: str) -> list[Body]:
 
 def parse(rendered: str) -> list[Body]:
     """The objects of what `template` returned."""
-    return [body for body in yaml.load_all(rendered, Loader=yaml.CSafeLoader) if body]
+    return [body for body in yaml_files.load_all(rendered) if body]
 
 
 def of_kind(bodies: list[Body], kind: str) -> list[Body]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import yaml
 
+from e2e import yaml_files
 from e2e.api.client import Client
 from e2e.cluster import programs
 from e2e.cluster.apiserver import ApiServer
@@ -25,7 +26,7 @@ def identity(body: Body) -> tuple[str, str, str]:
 @pytest.fixture(scope="module")
 def written() -> list[Body]:
     """The objects in the file, which is long and therefore read once."""
-    return list(yaml.safe_load_all(FILE.read_text(encoding="utf-8")))
+    return list(yaml_files.load_all(FILE.read_text(encoding="utf-8")))
 
 
 def kustomized(folder: str) -> list[Body]:
@@ -33,7 +34,7 @@ def kustomized(folder: str) -> list[Body]:
     command = [str(BIN / "kubectl"), "kustomize", str(ROOT / folder)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
-    return list(yaml.safe_load_all(done.stdout))
+    return list(yaml_files.load_all(done.stdout))
 
 
 def test_the_file_is_generated_from_the_chart() -> None:
@@ -74,13 +75,19 @@ def test_the_overlay_has_its_own_images_and_no_metrics_adapter() -> None:
     assert of_kind(bodies, "APIService") == []
 
 
+@pytest.fixture(scope="module")
+def server() -> Iterator[ApiServer]:
+    with ApiServer() as server:
+        yield server
+
+
 @pytest.mark.api
 @pytest.mark.parametrize("arguments", [("-f", "deploy/install.yaml"), ("-k", "examples/gitops/overlay")])
-def test_a_second_server_side_apply_changes_nothing(arguments: tuple[str, str]) -> None:
-    with ApiServer() as server, Client(server.kubeconfig) as client:
-        kube = Kubectl(server.bin_dir, server.kubeconfig)
-        flag, path = arguments
-        apply = ("apply", "--server-side", flag, str(ROOT / path))
+def test_a_second_server_side_apply_changes_nothing(server: ApiServer, arguments: tuple[str, str]) -> None:
+    kube = Kubectl(server.bin_dir, server.kubeconfig)
+    flag, path = arguments
+    apply = ("apply", "--server-side", flag, str(ROOT / path))
+    with Client(server.kubeconfig) as client:
         kube.run(*apply)
         before = versions(client)
         kube.run(*apply)

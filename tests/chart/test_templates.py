@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import yaml
 
+from e2e import yaml_files
 from quire_operator.settings import Settings
 from tests.chart.helm import (
     CHART,
@@ -85,7 +85,7 @@ def test_a_missing_image_is_rejected_with_a_remedy(value: str) -> None:
 
 
 def test_default_image_repositories_are_empty() -> None:
-    values = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
+    values = yaml_files.load((CHART / "values.yaml").read_text(encoding="utf-8"))
 
     assert values["image"]["repository"] == values["engineImage"]["repository"] == ""
 
@@ -105,8 +105,8 @@ def test_scheduling_values_apply_to_the_chart_s_own_pods(name: str) -> None:
 
 
 def test_values_and_their_schema_have_the_same_fields() -> None:
-    values = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
-    schema = yaml.safe_load((CHART / "values.schema.json").read_text(encoding="utf-8"))
+    values = yaml_files.load((CHART / "values.yaml").read_text(encoding="utf-8"))
+    schema = yaml_files.load((CHART / "values.schema.json").read_text(encoding="utf-8"))
 
     def compare(value: Any, node: Any, path: str) -> None:
         if "$ref" in node:
@@ -127,7 +127,7 @@ def test_values_and_their_schema_have_the_same_fields() -> None:
 )
 def test_the_rendered_crds_equal_the_canonical_ones_and_are_kept_on_uninstall(plural: str) -> None:
     kind, name = "CustomResourceDefinition", f"{plural}.serving.quire.dev"
-    canonical = yaml.safe_load((ROOT / "crds" / f"{plural}.yaml").read_text(encoding="utf-8"))
+    canonical = yaml_files.load((ROOT / "crds" / f"{plural}.yaml").read_text(encoding="utf-8"))
 
     crd = named(render(), kind, name)
     assert crd["metadata"].pop("annotations") == {"helm.sh/resource-policy": "keep"}
@@ -138,7 +138,7 @@ def test_the_rendered_crds_equal_the_canonical_ones_and_are_kept_on_uninstall(pl
 
 def test_profiles_are_rendered_only_when_enabled_and_overridden_field_by_field() -> None:
     shipped = (CHART / "files" / "default-profiles.yaml").read_text(encoding="utf-8")
-    expected = {body["metadata"]["name"]: body["spec"] for body in yaml.safe_load_all(shipped)}
+    expected = {body["metadata"]["name"]: body["spec"] for body in yaml_files.load_all(shipped)}
     expected |= {
         "mine": {"memory": "24G"},
         "t4-16gb": {**expected["t4-16gb"], "nodeSelector": {"pool": "t4"}},

@@ -9,8 +9,8 @@ import os
 from pathlib import Path
 
 import pytest
-import yaml
 
+from e2e import yaml_files
 from e2e.api import profiles, specs
 from quire_operator import resources, spec
 from quire_operator.__main__ import dump
@@ -18,7 +18,7 @@ from quire_operator.settings import Settings
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 SETTINGS = Settings(engine_image="registry.example/quire-server:1", credential_hosts=("*.example.com",))
-EXAMPLE = yaml.safe_load((specs.ROOT / "examples" / "smollm2.yaml").read_text(encoding="utf-8"))
+EXAMPLE = yaml_files.load((specs.ROOT / "examples" / "smollm2.yaml").read_text(encoding="utf-8"))
 BODIES = {
     "minimal": specs.minimal(),
     "full": specs.FULL,
@@ -46,4 +46,4 @@ def test_children_match_the_golden_files(name: str) -> None:
     path = GOLDEN / f"{name}.yaml"
     if os.environ.get("UPDATE_GOLDEN"):
         path.write_text(dump(children), encoding="utf-8")
-    assert list(yaml.safe_load_all(path.read_text(encoding="utf-8"))) == list(children)
+    assert list(yaml_files.load_all(path.read_text(encoding="utf-8"))) == list(children)
