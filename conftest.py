@@ -8,6 +8,8 @@ from collections.abc import Generator
 from typing import TypeVar
 
 import pytest
+from xdist.remote import Producer
+from xdist.scheduler import LoadFileScheduling
 
 from e2e.failure_paths import import_hook
 
@@ -19,6 +21,9 @@ import_hook.install()
 os.environ |= import_hook.environment(os.environ.get("PYTHONPATH", ""))
 
 Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
+
+# Folders whose tests share an API server, which costs ten seconds of CPU: too much for each worker.
+_TOGETHER = ("e2e/api", "e2e/metrics_adapter", "tests/chart")
 
 _IN_CI = os.environ.get("CI") == "true"
 
@@ -46,3 +51,18 @@ def _failed_if_skipped(report: Report) -> Report:
         report.outcome = "failed"
         report.longrepr = f"skipped, which CI=true forbids: {reason}"
     return report
+
+
+class _LoadFolderOrFile(LoadFileScheduling):
+    """Gives a worker all tests of a file, or of a folder of `_TOGETHER`."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = super()._split_scope(nodeid)
+        folder = os.path.dirname(file)
+        return folder if folder in _TOGETHER else file
+
+
+@pytest.hookimpl(tryfirst=True)  # before that of xdist
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFileScheduling | None:
+    """That of `--dist loadfile`; None leaves the choice to xdist."""
+    return _LoadFolderOrFile(config, log) if config.getoption("dist") == "loadfile" else None

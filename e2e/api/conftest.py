@@ -15,7 +15,7 @@ from e2e.cluster.apiserver import ApiServer
 from e2e.cluster.errors import HostError
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def api() -> Iterator[Client]:
     """etcd and kube-apiserver alone; every test uses dry runs or names of its own."""
     try:

@@ -6,27 +6,24 @@ import pytest
 
 from e2e.api.client import Client, RefusedError
 from e2e.cluster import prometheus
-from e2e.cluster.apiserver import ApiServer
 from quire_operator import names
 from tests.chart.helm import MATRIX, of_kind, render
 
 pytestmark = pytest.mark.api
 
 
-def test_pod_monitors_and_prometheus_rules_pass_strict_field_validation() -> None:
-    with ApiServer() as server, Client(server.kubeconfig) as client:
-        client.request("POST", "/api/v1/namespaces", {"metadata": {"name": "quire-system"}})
-        for crd in prometheus.crds():
-            client.install_crd(crd)
-        created = 0
-        for kind in ("PodMonitor", "PrometheusRule"):
-            path = f"/apis/monitoring.coreos.com/v1/namespaces/quire-system/{kind.lower()}s"
-            for body in of_kind(render(*MATRIX["prometheus"]), kind):
-                client.request("POST", f"{path}?fieldValidation=Strict", body)
-                created += 1
-                with pytest.raises(RefusedError, match="unknown field"):
-                    client.request("POST", f"{path}?fieldValidation=Strict&dryRun=All", {**body, "spek": {}})
-        assert created == 4
+def test_pod_monitors_and_prometheus_rules_pass_strict_field_validation(client: Client) -> None:
+    for crd in prometheus.crds():
+        client.install_crd(crd)
+    created = 0
+    for kind in ("PodMonitor", "PrometheusRule"):
+        path = f"/apis/monitoring.coreos.com/v1/namespaces/quire-system/{kind.lower()}s"
+        for body in of_kind(render(*MATRIX["prometheus"]), kind):
+            client.request("POST", f"{path}?fieldValidation=Strict", body)
+            created += 1
+            with pytest.raises(RefusedError, match="unknown field"):
+                client.request("POST", f"{path}?fieldValidation=Strict&dryRun=All", {**body, "spek": {}})
+    assert created == 4
 
 
 def test_the_pod_monitor_selects_model_servers_by_label_and_port() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,20 +12,11 @@ import yaml
 
 from e2e.api.client import Client
 from e2e.cluster import programs
-from e2e.cluster.apiserver import ApiServer
 from tests.chart.helm import BIN, MATRIX, Body, render
 
 pytestmark = pytest.mark.api
 
 CUSTOM = {"AcceleratorProfile", "PodMonitor", "PrometheusRule"}  # see test_monitoring for the last two
-
-
-@pytest.fixture(scope="module")
-def client() -> Iterator[Client]:
-    with ApiServer() as server, Client(server.kubeconfig) as client:
-        for name in ("quire-system", "team-a", "team-b"):
-            client.request("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
-        yield client
 
 
 @pytest.fixture(scope="module")
@@ -36,13 +26,13 @@ def schemas(client: Client, tmp_path_factory: pytest.TempPathFactory) -> Path:
     for path in client.request("GET", "/openapi/v3")["paths"]:
         if path.startswith(("api/", "apis/")):
             document = client.request("GET", f"/openapi/v3/{path}")
-            components = _strict(document["components"])
-            for name, schema in components["schemas"].items():
+            components = json.dumps(_strict(document["components"]))
+            for name, schema in document["components"]["schemas"].items():
                 for kind in schema.get("x-kubernetes-group-version-kind", []):
                     group = [kind["group"].partition(".")[0]] if kind["group"] else []
                     file = folder / f"{'-'.join([kind['kind'], *group, kind['version']])}.json".lower()
-                    reference = {"$ref": f"#/components/schemas/{name}", "components": components}
-                    file.write_text(json.dumps(reference), encoding="utf-8")
+                    reference = json.dumps(f"#/components/schemas/{name}")
+                    file.write_text(f'{{"$ref": {reference}, "components": {components}}}', encoding="utf-8")
     return folder
 
 
