@@ -16,9 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from bench.gpu.random_model import fill
 from bench.gpu.sizes import Model, llama
 from bench.serving_keys import FILE, GPUS, name_of
 from quire_server.layers.linear import GpuLinear
@@ -30,7 +28,7 @@ from quire_server.runner.gpu.executor import GpuExecutor
 from quire_server.runner.input_batch import InputBatch
 from tests.kernels.gpu.as_cuda import as_cuda
 from tests.kernels.gpu.compile_keys import CompileKey, recorded
-from tests.kernels.gpu.host_syncs import CUDA, host_syncs
+from tests.kernels.gpu.host_syncs import CUDA, fill_fake, host_syncs
 
 _WITH_FP8 = tuple(gpu for gpu in GPUS if gpu >= 89)
 _BLOCKS, _BLOCK_SIZE = 8, 16  # the operator's default size of a block
@@ -96,23 +94,6 @@ MODELS = {
 }
 
 
-class _Ones(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
-    """What the host reads of tensors without data is 1, and all are equal: checks of weights pass."""
-
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        if func is torch.ops.aten._local_scalar_dense.default:
-            return 1
-        if func is torch.ops.aten.equal.default:
-            return True
-        return func(*args, **(kwargs or {}))
-
-
 def met(
     served: Served, *, rows: int = _ROWS, tokens: int = _TOKENS, longest: int = _LONGEST
 ) -> list[CompileKey]:
@@ -122,8 +103,7 @@ def met(
     with as_cuda(), host_syncs() as (device, _), recorded() as keys:
         config = registry.parse({**served.document, **served.more}, ())
         model = registry.build(config, max_len=longest, dtype=torch.bfloat16, device=CUDA, linear=GpuLinear)
-        with _Ones():  # type: ignore[no-untyped-call]
-            fill(model, CUDA)
+        fill_fake(model)
         adapters = None
         if served.adapters:
             matrices = whole_matrices(model)

@@ -22,7 +22,7 @@ from quire_server.runner.structured_outputs import Grammars
 
 _SPREAD = 0.02  # of weights
 _WHOLE = Topology()
-_SCALE = 0.01  # of a step of quantised ones
+_SCALE = 2.0**-7  # of a step of quantised ones: exact in float16, as those of checkpoints in 4 bits
 
 
 def options(

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-from bench.gpu.random_model import fill
 from bench.gpu.sizes import llama
 from quire_server.core import warm_up_steps
 from quire_server.core.step import Step
@@ -19,7 +18,8 @@ from quire_server.runner.batch_builder import StepLayout
 from quire_server.runner.gpu.executor import GpuExecutor
 from quire_server.runner.input_batch import InputBatch
 from tests.kernels.gpu.as_cuda import as_cuda
-from tests.kernels.gpu.host_syncs import CUDA, FakeCudaDevice, HostSyncs, host_syncs
+from tests.kernels.gpu.host_syncs import CUDA, FakeCudaDevice, HostSyncs, fill_fake, host_syncs
+from tests.kernels.test_compile_keys import AWQ, FP8, W8A8
 
 ROWS, LONGEST, BLOCK, VOCAB = 6, 256, 16, 320
 EXPERTS = {
@@ -37,7 +37,7 @@ def fake() -> Iterator[tuple[FakeCudaDevice, HostSyncs]]:
 def executor(device: FakeCudaDevice, more: dict[str, object]) -> tuple[GpuExecutor, InputBatch]:
     config = registry.parse({**llama(64, 128, 2, (4, 2, 16), VOCAB), **more}, ())
     model = registry.build(config, max_len=LONGEST, dtype=torch.bfloat16, device=CUDA, linear=GpuLinear)
-    fill(model, CUDA)
+    fill_fake(model)
     caches = kv_cache.allocate(config, 8, BLOCK, dtype=torch.bfloat16, device=CUDA)
     input_batch = InputBatch(ROWS, LONGEST, BLOCK)
     return GpuExecutor(model, caches, input_batch, device), input_batch  # type: ignore[arg-type]  # a part of it
@@ -57,7 +57,16 @@ def computed(steps: GpuExecutor, input_batch: InputBatch, step: Step) -> None:
     steps.sample(output, layout.sampled_rows, layout.sampled_lengths, masked)
 
 
-@pytest.mark.parametrize("more", [{}, EXPERTS], ids=["dense", "experts"])
+KINDS: dict[str, dict[str, object]] = {
+    "dense": {},
+    "experts": EXPERTS,
+    "AWQ": {"quantization_config": AWQ},
+    "FP8": {"quantization_config": FP8},
+    "W8A8": {"quantization_config": W8A8},
+}
+
+
+@pytest.mark.parametrize("more", KINDS.values(), ids=KINDS)
 def test_no_step_waits_for_the_gpu(fake: tuple[FakeCudaDevice, HostSyncs], more: dict[str, object]) -> None:
     device, syncs = fake
     steps, input_batch = executor(device, more)

@@ -11,27 +11,32 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from bench.gpu.random_model import fill
+from bench.gpu import random_model
 from bench.gpu.sizes import llama
 from quire_server.core import warm_up_steps
 from quire_server.core.cuda_graph_shapes import is_uniform
 from quire_server.core.step import Step
 from quire_server.layers.linear import GpuLinear
 from quire_server.models import registry
+from quire_server.models.decoder import Decoder
 from quire_server.runner import kv_cache
 from quire_server.runner.batch_builder import StepLayout
 from quire_server.runner.gpu.executor import GpuExecutor
 from quire_server.runner.input_batch import InputBatch
 from tests.kernels.gpu.as_cuda import as_cuda
-from tests.kernels.gpu.host_syncs import CUDA, FakeCudaDevice, host_syncs
+from tests.kernels.gpu.host_syncs import CUDA, FakeCudaDevice, fill_fake, host_syncs
 from tests.kernels.gpu.launches import calls, launches
-from tests.kernels.test_compile_keys import MIXTRAL
+from tests.kernels.test_compile_keys import AWQ, FP8, MIXTRAL, W8A8
 
 ROWS, TOKENS, LONGEST, BLOCK = 6, 40, 256, 16
 KINDS: Mapping[str, Mapping[str, Any]] = {
     "dense": {},
     "experts": MIXTRAL,
+    "AWQ": {"quantization_config": AWQ},
+    "FP8": {"quantization_config": FP8},
+    "W8A8": {"quantization_config": W8A8},
 }
+QUANTISED = ("AWQ", "FP8", "W8A8")
 
 
 class Budget(NamedTuple):
@@ -47,18 +52,28 @@ class Budget(NamedTuple):
 DECODE = {
     "dense": Budget(44, 10, 116),
     "experts": Budget(44, 15, 157),
+    "AWQ": Budget(44, 14, 208),  # each matrix in two launches, as with the inputs divided (split-K)
+    "FP8": Budget(44, 11, 143),
+    "W8A8": Budget(44, 18, 168),
 }
 MIXED = {
     "dense": Budget(45, 11, 141),
     "experts": Budget(45, 16, 182),
+    "AWQ": Budget(45, 15, 233),
+    "FP8": Budget(45, 12, 168),
+    "W8A8": Budget(45, 19, 193),
 }
 
 
-def executor(device: FakeCudaDevice, kind: str, layers: int) -> tuple[GpuExecutor, InputBatch]:
+def empty(kind: str, layers: int, device: torch.device) -> Decoder:
     config = registry.parse({**llama(64, 128, layers, (4, 2, 16), 320), **KINDS[kind]}, ())
-    model = registry.build(config, max_len=LONGEST, dtype=torch.bfloat16, device=CUDA, linear=GpuLinear)
-    fill(model, CUDA)
-    caches = kv_cache.allocate(config, 8, BLOCK, dtype=torch.bfloat16, device=CUDA)
+    return registry.build(config, max_len=LONGEST, dtype=torch.bfloat16, device=device, linear=GpuLinear)
+
+
+def executor(device: FakeCudaDevice, kind: str, layers: int) -> tuple[GpuExecutor, InputBatch]:
+    model = empty(kind, layers, CUDA)
+    fill_fake(model)
+    caches = kv_cache.allocate(model.config, 8, BLOCK, dtype=torch.bfloat16, device=CUDA)
     batch = InputBatch(ROWS, LONGEST, BLOCK)
     return GpuExecutor(model, caches, batch, device), batch  # type: ignore[arg-type]  # a part of it
 
@@ -104,6 +119,21 @@ def steps() -> tuple[Step, Step]:
 def test_a_decode_step_and_a_mixed_step_launch_and_call_no_more_than_their_budgets(kind: str) -> None:
     (decode, by_decode), (mixed, by_mixed) = (budget(kind, step) for step in steps())
     assert (decode, mixed) == (DECODE[kind], MIXED[kind]), f"two layers: {by_decode}; {by_mixed}"
+
+
+@pytest.mark.parametrize("kind", QUANTISED)
+def test_weights_without_data_are_converted_to_what_weights_with_data_are(kind: str) -> None:
+    def tensors(model: Decoder) -> list[tuple[torch.Size, torch.dtype, tuple[int, ...]]]:
+        found = (each for layer in model.layers for linear in layer.linears for each in linear.weights())
+        return [(each.shape, each.dtype, each.stride()) for each in found]
+
+    real = empty(kind, 1, torch.device("cpu"))
+    random_model.fill(real, torch.device("cpu"))
+    with as_cuda(), host_syncs():
+        fake = empty(kind, 1, CUDA)
+        fill_fake(fake)
+        assert all(linear.weights()[0].dtype.itemsize == 1 for linear in fake.layers[0].linears)
+        assert tensors(fake) == tensors(real)
 
 
 def test_an_operation_that_writes_is_a_launch_and_a_view_is_none() -> None:
