@@ -11,20 +11,9 @@ import pytest
 
 from quire_http.body_memory import MEMORY_LIMIT
 from quire_http.exchange import MAX_BODY_BYTES
-from tests.server.launch import Server
+from tests.server.conftest import ADMIN_KEY, KEY
 
 NUM_UNFINISHED = 40
-
-
-@pytest.fixture(scope="module")
-def server(tiny, tmp_path_factory):
-    directory = tmp_path_factory.mktemp("bodies")
-    keys = directory / "keys"
-    keys.mkdir()
-    for name in ("alice", "bob"):
-        (keys / name).write_text(f"{name}-s-key")
-    with Server(tiny, directory, "--api-keys-dir", str(keys)) as server:
-        yield server.wait_ready()
 
 
 def announce(server, key, sent=b"{"):
@@ -65,7 +54,7 @@ def greatest(server, key):
 def test_bodies_beyond_the_budget_are_a_503_with_a_reason_and_another_key_has_room(server):
     before = refused(server)
     with contextlib.ExitStack() as stack:
-        opened = [stack.enter_context(announce(server, "alice-s-key")) for _ in range(NUM_UNFINISHED)]
+        opened = [stack.enter_context(announce(server, KEY)) for _ in range(NUM_UNFINISHED)]
         num_held = MEMORY_LIMIT // 2 // (2 * MAX_BODY_BYTES)
         expected = NUM_UNFINISHED - num_held
         server.wait("all but a few are refused", lambda: refused(server) - before >= expected)
@@ -74,8 +63,8 @@ def test_bodies_beyond_the_budget_are_a_503_with_a_reason_and_another_key_has_ro
             assert answer_of(connection, 20) == (503, "1", "body_memory")
         assert answer_of(opened[0], 0.2) is None, "it is being read"
         body = {"model": "tiny", "prompt": "x" * 1000, "max_tokens": 1}
-        assert server.post("/v1/completions", body, key="bob-s-key").status_code == 200
-        assert server.post("/v1/completions", body, key="alice-s-key").status_code == 200, "a small one"
+        assert server.post("/v1/completions", body, key=ADMIN_KEY).status_code == 200
+        assert server.post("/v1/completions", body, key=KEY).status_code == 200, "a small one"
 
 
 @pytest.mark.parametrize("ends", ["aborted", "refused", "answered"])
@@ -84,7 +73,7 @@ def test_what_a_request_held_comes_back(server, ends):
     before = server.metric("llm_requests_total", status="aborted")
     for number in range(NUM_UNFINISHED):
         if ends == "aborted":
-            announce(server, "alice-s-key", b'{"prompt": "\xf0\x9f\x98\x80' + b"a" * 1000).close()
+            announce(server, KEY, b'{"prompt": "\xf0\x9f\x98\x80' + b"a" * 1000).close()
             server.wait(
                 "it is noticed",
                 lambda least=before + number + 1: (
@@ -92,38 +81,36 @@ def test_what_a_request_held_comes_back(server, ends):
                 ),
             )
         elif ends == "refused":
-            assert (
-                server.post("/v1/completions", {"x": "y" * 1_000_000}, key="alice-s-key").status_code == 400
-            )
+            assert server.post("/v1/completions", {"x": "y" * 1_000_000}, key=KEY).status_code == 400
         else:
             body = {"model": "tiny", "prompt": "x" * 1500, "max_tokens": 1, "user": "u" * 200}
-            assert server.post("/v1/completions", body, key="alice-s-key").status_code == 200
-    assert greatest(server, "alice-s-key") == (400, "context_length_exceeded")
+            assert server.post("/v1/completions", body, key=KEY).status_code == 200
+    assert greatest(server, KEY) == (400, "context_length_exceeded")
 
 
 def test_a_length_that_is_too_long_is_refused_before_anything_of_it_is_read(server):
     with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
-        head = b"POST /tokenize HTTP/1.1\r\nhost: x\r\nauthorization: Bearer alice-s-key\r\n"
+        head = b"POST /tokenize HTTP/1.1\r\nhost: x\r\nauthorization: Bearer %s\r\n" % KEY.encode()
         connection.sendall(head + b"content-length: %d\r\n\r\n" % (MAX_BODY_BYTES + 1))
         assert answer_of(connection, 5)[0] == 413
 
 
 def test_a_body_of_too_many_values_is_refused_before_it_is_parsed(server):
     ids = b'{"model": "tiny", "prompt": [' + b"1," * 1_500_000
-    with announce(server, "alice-s-key", ids[: MAX_BODY_BYTES // 2]) as connection:
+    with announce(server, KEY, ids[: MAX_BODY_BYTES // 2]) as connection:
         assert answer_of(connection, 20) == (400, None, None), "half of it has come"
 
 
 def test_a_text_is_refused_by_its_length_and_a_long_one_that_fits_is_tokenised(server):
     ask = {"model": "tiny", "prompt": "x" * 4_000_000}
-    refused = server.post("/v1/completions", ask, key="alice-s-key").json()["error"]
+    refused = server.post("/v1/completions", ask, key=KEY).json()["error"]
     assert (refused["code"], refused["param"]) == ("context_length_exceeded", "prompt")
     assert "4000000 characters" in refused["message"] and "tokens at least" in refused["message"]
-    fits = server.post("/tokenize", {"model": "tiny", "prompt": "xy" * 60_000}, key="alice-s-key").json()
+    fits = server.post("/tokenize", {"model": "tiny", "prompt": "xy" * 60_000}, key=KEY).json()
     assert (fits["count"], len(fits["tokens"])) == (120_000, 120_000)
-    back = server.post("/detokenize", {"model": "tiny", "tokens": fits["tokens"]}, key="alice-s-key").json()
+    back = server.post("/detokenize", {"model": "tiny", "tokens": fits["tokens"]}, key=KEY).json()
     assert back["prompt"] == "xy" * 60_000
-    more = server.post("/tokenize", {"model": "tiny", "prompt": "x" * 140_000}, key="alice-s-key")
+    more = server.post("/tokenize", {"model": "tiny", "prompt": "x" * 140_000}, key=KEY)
     assert more.status_code == 400 and "140000 tokens" in more.json()["error"]["message"]
-    many = server.post("/detokenize", {"model": "tiny", "tokens": [1] * 140_000}, key="alice-s-key")
+    many = server.post("/detokenize", {"model": "tiny", "tokens": [1] * 140_000}, key=KEY)
     assert (many.status_code, many.json()["error"]["param"]) == (400, "tokens")

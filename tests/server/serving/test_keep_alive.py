@@ -13,17 +13,11 @@ import pytest
 from e2e.ports import free_port
 from quire_http.drain import LINGER_SECONDS
 from tests.server.launch import NO_TLS, Server
+from tests.server.serving.conftest import MAX_AGE
 
-MAX_AGE = 1.0
 AGE = ("--max-connection-age-seconds", f"{MAX_AGE:g}")
 OLD_SECONDS = 1.1 * MAX_AGE + 0.05
 ASK = {"model": "tiny", "prompt": "Once", "max_tokens": 2}
-
-
-@pytest.fixture(scope="module")
-def server(tiny, tmp_path_factory):
-    with Server(tiny, tmp_path_factory.mktemp("first"), *AGE) as server:
-        yield server.wait_ready()
 
 
 def get(connection):
@@ -35,8 +29,8 @@ def get(connection):
         return port, response.status, response.headers["connection"]
 
 
-def test_an_old_connection_is_closed_by_its_next_answer_and_a_young_one_is_kept(server):
-    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)) as client:
+def test_an_old_connection_is_closed_by_its_next_answer_and_a_young_one_is_kept(keyless):
+    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", keyless.port, timeout=60)) as client:
         young = [get(client) for _ in range(3)]
         time.sleep(OLD_SECONDS)
         old, after = get(client), get(client)
@@ -48,9 +42,9 @@ def test_an_old_connection_is_closed_by_its_next_answer_and_a_young_one_is_kept(
 
 
 @pytest.mark.deep
-def test_a_stream_that_outlives_its_connections_age_ends_whole(server):
+def test_a_stream_that_outlives_its_connections_age_ends_whole(keyless):
     opened = time.monotonic()
-    with httpx.Client(base_url=server.url, verify=NO_TLS, timeout=60) as client:
+    with httpx.Client(base_url=keyless.url, verify=NO_TLS, timeout=60) as client:
         client.get("/v1/models")
         time.sleep(0.8 * MAX_AGE)
         asked = {**ASK, "max_tokens": 1900, "ignore_eos": True, "stream": True}
@@ -62,8 +56,8 @@ def test_a_stream_that_outlives_its_connections_age_ends_whole(server):
 
 
 @pytest.mark.deep
-def test_an_old_connection_that_nobody_uses_is_closed(server):
-    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)) as idle:
+def test_an_old_connection_that_nobody_uses_is_closed(keyless):
+    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", keyless.port, timeout=60)) as idle:
         get(idle)
         time.sleep(OLD_SECONDS)
         idle.sock.setblocking(False)
@@ -122,7 +116,7 @@ async def _end(listening):
 
 
 @pytest.mark.deep
-def test_a_new_replica_gets_requests_of_clients_that_keep_their_connections(server, tiny, tmp_path):
+def test_a_new_replica_gets_requests_of_clients_that_keep_their_connections(keyless, tiny, tmp_path):
     failed, stop = [], threading.Event()
 
     def ask(url):
@@ -133,7 +127,7 @@ def test_a_new_replica_gets_requests_of_clients_that_keep_their_connections(serv
                 except httpx.HTTPError as error:
                     failed.append(error)
 
-    with Server(tiny, tmp_path, *AGE) as new, Balancer(server.port).running() as balancer:
+    with Server(tiny, tmp_path, *AGE) as new, Balancer(keyless.port).running() as balancer:
         new.wait_ready()
         clients = [threading.Thread(target=ask, args=(balancer.url,)) for _ in range(4)]
         for client in clients:

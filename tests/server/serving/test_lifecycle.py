@@ -178,26 +178,31 @@ def loaded_part(server):
     return status if 0 < status["loadedBytes"] < status["totalBytes"] else None
 
 
-def test_flapping_readiness_never_fails_liveness_or_ends_the_server(tiny, tmp_path):
-    with Server(tiny, tmp_path, fault="flapping_readiness:after=1") as server, server.client() as client:
-        server.wait_ready()
-        server.wait_fault("flapping_readiness")
-        for _ in range(2):
-            server.wait("unready", lambda: server.probe("readyz") == 503)
-            server.wait("why", lambda: server.statusz()["reason"] == "FlappingReadiness")
-            assert server.probe("livez") == 200
-            server.wait("ready again", lambda: server.probe("readyz") == 200)
+@pytest.fixture(scope="module")
+def faulty(tiny, tmp_path_factory):
+    """A server that goes on with its faults."""
+    faults = "flapping_readiness:after=1; queue_depth:after=42"
+    with Server(tiny, tmp_path_factory.mktemp("faulty"), fault=faults) as server:
+        yield server.wait_ready()
+
+
+def test_flapping_readiness_never_fails_liveness_or_ends_the_server(faulty):
+    faulty.wait_fault("flapping_readiness")
+    for _ in range(2):
+        faulty.wait("unready", lambda: faulty.probe("readyz") == 503)
+        faulty.wait("why", lambda: faulty.statusz()["reason"] == "FlappingReadiness")
+        assert faulty.probe("livez") == 200
+        faulty.wait("ready again", lambda: faulty.probe("readyz") == 200)
+    with faulty.client() as client:
         answer = client.completions.create(**LONG | {"max_tokens": 5})
-        assert answer.usage.completion_tokens == 5
-        assert not server.ended()
+    assert answer.usage.completion_tokens == 5
+    assert not faulty.ended()
 
 
-def test_a_forced_queue_depth_is_what_metrics_and_status_report(tiny, tmp_path):
-    with Server(tiny, tmp_path, fault="queue_depth:after=42") as server:
-        server.wait_ready()
-        server.wait_fault("queue_depth")
-        server.wait("it is in the metrics", lambda: server.metric("llm_queue_depth") == 42)
-        assert server.statusz()["queued"] == 42
+def test_a_forced_queue_depth_is_what_metrics_and_status_report(faulty):
+    faulty.wait_fault("queue_depth")
+    faulty.wait("it is in the metrics", lambda: faulty.metric("llm_queue_depth") == 42)
+    assert faulty.statusz()["queued"] == 42
 
 
 def test_a_stalled_load_ends_the_server_with_load_stalled(tiny, tmp_path):

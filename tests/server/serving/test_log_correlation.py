@@ -26,17 +26,15 @@ def grep(server, text, process):
     return server.wait(f"a line of {process} with {text}", found, 10)
 
 
-def test_each_request_is_found_in_the_lines_of_both_processes_by_either_id(tiny, tmp_path):
-    with Server(tiny, tmp_path, "--log-level", "debug") as server:
-        server.wait_ready()
-        answer = ask(server, "trace-me-1", n=2)
-        assert (answer.status_code, answer.headers["x-request-id"]) == (200, "trace-me-1")
-        completion = answer.json()["id"].removeprefix("cmpl-")
-        for wanted in ("trace-me-1", completion):
-            assert [line["request_id"] for line in grep(server, wanted, "api")] == ["trace-me-1"]
-            lines = server.wait("both ended", lambda w=wanted: ended_twice(grep(server, w, "engine")))
-            assert {line["request_id"] for line in lines} == {"trace-me-1"}
-            assert {line["engine_request_id"] for line in lines} == {f"{completion}-0", f"{completion}-1"}
+def test_each_request_is_found_in_the_lines_of_both_processes_by_either_id(keyless):
+    answer = ask(keyless, "trace-me-1", n=2)
+    assert (answer.status_code, answer.headers["x-request-id"]) == (200, "trace-me-1")
+    completion = answer.json()["id"].removeprefix("cmpl-")
+    for wanted in ("trace-me-1", completion):
+        assert [line["request_id"] for line in grep(keyless, wanted, "api")] == ["trace-me-1"]
+        lines = keyless.wait("both ended", lambda w=wanted: ended_twice(grep(keyless, w, "engine")))
+        assert {line["request_id"] for line in lines} == {"trace-me-1"}
+        assert {line["engine_request_id"] for line in lines} == {f"{completion}-0", f"{completion}-1"}
 
 
 def ended_twice(lines):

@@ -8,20 +8,9 @@ import pytest
 
 from quire_server.api.request_log import RequestLog, RequestLogging
 from tests.server.conftest import KEY
-from tests.server.launch import Server
 
 ASK = {"model": "tiny", "prompt": "my card is 4111-1111 thanks", "max_tokens": 6, "ignore_eos": True}
 TIMED = {"x-quire-token-timing": "true"}
-
-
-@pytest.fixture(scope="module")
-def content_logging_server(tiny, tmp_path_factory):
-    """A server that logs content."""
-    directory = tmp_path_factory.mktemp("talkative")
-    (directory / "patterns").write_text("# cards\n\\d{4}-\\d{4}\n\n")
-    flags = ("--log-requests", "content", "--log-redact-path", str(directory / "patterns"))
-    with Server(tiny, directory, *flags, "--max-log-len", "30") as server:
-        yield server.wait_ready()
 
 
 def logged(server, answer):
@@ -33,29 +22,24 @@ def logged(server, answer):
     return server.wait("the request's line", line)
 
 
-def test_logged_content_is_redacted_and_then_truncated(content_logging_server):
-    answer = content_logging_server.post("/v1/completions", ASK | {"temperature": 0})
-    line = logged(content_logging_server, answer)
+def test_logged_content_is_redacted_and_then_truncated(keyless):
+    answer = keyless.post("/v1/completions", ASK | {"temperature": 0})
+    line = logged(keyless, answer)
     assert line["prompt"] == "my card is [redacted] thanks"
     assert line["answer"] == answer.json()["choices"][0]["text"][:30]
-    long = content_logging_server.post("/v1/completions", ASK | {"prompt": "x" * 28 + "4111-1111"})
-    assert logged(content_logging_server, long)["prompt"] == "x" * 28 + "[r", (
-        "a cut went through what is to be hidden"
-    )
+    long = keyless.post("/v1/completions", ASK | {"prompt": "x" * 28 + "4111-1111"})
+    assert logged(keyless, long)["prompt"] == "x" * 28 + "[r", "a cut went through what is to be hidden"
 
 
-def test_prompts_of_token_ids_are_logged_as_redacted_text(content_logging_server):
-    tokens = content_logging_server.post("/tokenize", {"prompt": ASK["prompt"]}).json()["tokens"]
-    answer = content_logging_server.post("/v1/completions", ASK | {"prompt": [tokens, tokens]})
-    assert logged(content_logging_server, answer)["prompt"] == "my card is [redacted] thanks\nm"
+def test_prompts_of_token_ids_are_logged_as_redacted_text(keyless):
+    tokens = keyless.post("/tokenize", {"prompt": ASK["prompt"]}).json()["tokens"]
+    answer = keyless.post("/v1/completions", ASK | {"prompt": [tokens, tokens]})
+    assert logged(keyless, answer)["prompt"] == "my card is [redacted] thanks\nm"
 
 
-def test_a_chat_is_logged_with_its_roles(content_logging_server):
+def test_a_chat_is_logged_with_its_roles(keyless):
     body = {"model": "tiny", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 3}
-    assert (
-        logged(content_logging_server, content_logging_server.post("/v1/chat/completions", body))["prompt"]
-        == "user: Hello"
-    )
+    assert logged(keyless, keyless.post("/v1/chat/completions", body))["prompt"] == "user: Hello"
 
 
 def test_by_default_the_log_has_no_prompt_and_no_answer(server):
@@ -82,15 +66,15 @@ def ask(server, headers, **fields):
     return httpx.post(server.url + "/v1/completions", json=ASK | fields, headers=headers, timeout=60)
 
 
-def test_token_times_are_returned_on_request(content_logging_server):
-    (choice,) = ask(content_logging_server, TIMED).json()["choices"]
+def test_token_times_are_returned_on_request(keyless):
+    (choice,) = ask(keyless, TIMED).json()["choices"]
     times = choice["quire_timing"]["token_ms"]
     assert len(times) == 6 and times[0] > 0 and times == sorted(times)
-    assert "quire_timing" not in ask(content_logging_server, {}).json()["choices"][0]
+    assert "quire_timing" not in ask(keyless, {}).json()["choices"][0]
 
 
-def test_a_stream_returns_the_time_of_every_token_on_request(content_logging_server):
-    text = ask(content_logging_server, TIMED, stream=True).text
+def test_a_stream_returns_the_time_of_every_token_on_request(keyless):
+    text = ask(keyless, TIMED, stream=True).text
     events = [json.loads(line[6:]) for line in text.split("\n\n") if line.startswith("data: {")]
     times = [
         at
@@ -101,13 +85,13 @@ def test_a_stream_returns_the_time_of_every_token_on_request(content_logging_ser
     assert len(times) == 6 and times == sorted(times)
 
 
-def test_openai_python_ignores_token_times(content_logging_server):
-    with content_logging_server.client() as client:
+def test_openai_python_ignores_token_times(keyless):
+    with keyless.client() as client:
         answer = client.completions.create(model="tiny", prompt="Once", max_tokens=3, extra_headers=TIMED)
     assert answer.choices[0].text is not None
 
 
-def test_an_invalid_token_timing_header_is_a_400_that_names_it(content_logging_server):
-    answer = ask(content_logging_server, {"x-quire-token-timing": "yes"})
+def test_an_invalid_token_timing_header_is_a_400_that_names_it(keyless):
+    answer = ask(keyless, {"x-quire-token-timing": "yes"})
     assert answer.status_code == 400
     assert "x-quire-token-timing" in answer.json()["error"]["message"]

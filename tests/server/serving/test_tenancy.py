@@ -247,19 +247,12 @@ def test_one_key_s_pins_leave_room_for_another_key_s(tiny, tmp_path, new_text):
         assert 0 < pinned <= 16
 
 
-@pytest.fixture(scope="module")
-def keyless(tiny, tmp_path_factory):
-    flags = ("--scheduling-policy", "priority", "--block-size", "1")
-    with Server(tiny, tmp_path_factory.mktemp("keyless"), *flags) as server:
-        yield server.wait_ready()
-
-
 def test_without_keys_all_clients_are_one_and_only_a_salt_separates_them(keyless, new_text):
     text = new_text()
     cached_tokens(keyless, "anything", complete(text, cache_salt="mine"))
     assert cached_tokens(keyless, "none", complete(text)) == 0
     assert cached_tokens(keyless, "another", complete(text)) == len(text) - 1
-    assert cached_tokens(keyless, "none", complete("Once", priority=-100)) == 0
+    assert cached_tokens(keyless, "none", complete(new_text(), priority=-100)) == 0
 
 
 def test_no_cache_salt_reaches_the_blocks_of_the_canary(keyless):
