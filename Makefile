@@ -43,7 +43,7 @@ check: $(READY) ## ruff, mypy, import contracts, the workflow file, tests/contra
 	.venv/bin/mypy
 	.venv/bin/lint-imports
 	@git ls-files '*.py' | xargs wc -l | awk '$$1 > 600 && $$2 != "total" {print "over 600 lines, still one idea? " $$2 ": " $$1}'
-	$(PYTEST) -q tests/contracts
+	$(PYTEST) -q -n 2 --dist worksteal tests/contracts
 
 # Four workers for two CPUs, because a quarter of the time is spent waiting for servers and timers. Tests of one file stay together,
 # so that most fixtures are made once.
