@@ -57,7 +57,8 @@ def report() -> str:
     """All sections, each with the hours of its runs."""
     parts = [
         "# Ranges over several hours\n",
-        "Lowest and highest of the runs named under each table; rates are medians of a run.\n",
+        "Lowest and highest of the runs named under each table; rates are medians of a run, without its best "
+        "step.\n",
     ]
     for section in RANGED:
         groups: dict[str, list[tuple[str, str]]] = {}
@@ -66,7 +67,7 @@ def report() -> str:
             groups.setdefault(text.rstrip().splitlines()[-1], []).append((path.stem, text))
         for runs in groups.values():
             times = ", ".join(stem for stem, _ in runs)
-            parts.append(f"{merged([text for _, text in runs])}\n{len(runs)} runs: {times} (UTC).\n")
+            parts.append(f"{merged([text for _, text in runs])}\nRuns that ended at {times} (UTC).\n")
     return "\n".join(parts)
 
 

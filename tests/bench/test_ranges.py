@@ -27,4 +27,4 @@ def test_runs_of_two_machines_make_two_tables_and_each_names_its_hours(tmp_path,
         (folder / f"2026-11-29{hour}.md").write_text(table(rate, "1.30x", machine))
     text = ranges.report()
     assert "| quire | 90 to 100 | 8 |" in text and "| quire | 300 | 8 |" in text
-    assert "2 runs: 2026-11-29T0825, 2026-11-29T0925 (UTC)." in text
+    assert "ended at 2026-11-29T0825, 2026-11-29T0925 (UTC)." in text
