@@ -18,9 +18,11 @@ from schemathesis.specs.openapi import checks
 from quire_server.api import openapi
 from quire_server.api.routes import POOLING_PATHS
 from tests.examples import examples
+from tests.server import tiny_model
 from tests.server.conftest import KEY
 from tests.server.embeddings import embedders
 from tests.server.launch import NO_TLS, Server
+from tests.server.serving import mutated_bodies
 
 HEADERS = {"Authorization": f"Bearer {KEY}"}
 CANARY = {"model": "tiny", "prompt": "Once upon", "max_tokens": 8, "temperature": 0, "ignore_eos": True}
@@ -37,6 +39,7 @@ OPERATIONS = [
     if mode is GenerationMode.POSITIVE or "requestBody" in operation or "parameters" in operation
     if task == "generate" or path in POOLING_PATHS
 ]
+OF_A_CODER = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|fim_pad|>")  # it takes a suffix
 # Generated names are of no adapter.
 OF_ADAPTERS = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter")
 CHECKS = [
@@ -53,13 +56,22 @@ CHECKS = [
 def fuzzed(tiny, tmp_path_factory):
     """A server with answers of at most half a second, and its answer to a reference request."""
     directory = tmp_path_factory.mktemp("fuzzed")
-    with started(tiny, directory, "--max-adapters", "1", "--adapters-dir", str(directory)) as server:
+    flags = ("--max-adapters", "1", "--adapters-dir", str(directory), "--request-timeout-seconds", "0.5")
+    with started(tiny, directory, *flags) as server:
+        yield server, golden(server)
+
+
+@pytest.fixture(scope="module")
+def patient(tmp_path_factory):
+    """A server of a model that fills in the middle, with time for each answer, and its answer as above."""
+    model = tiny_model.write(tmp_path_factory.mktemp("models") / "coder", tokens=OF_A_CODER)
+    with started(model, tmp_path_factory.mktemp("patient")) as server:
         yield server, golden(server)
 
 
 @pytest.fixture(scope="module")
 def fuzzed_embedder(tmp_path_factory):
-    """The same of a model that embeds texts."""
+    """The same of a model that embeds texts, which never takes long."""
     model = embedders.write(tmp_path_factory.mktemp("models") / "bert", "bert", pooling="mean_tokens")
     with started(model, tmp_path_factory.mktemp("fuzzed-embedder"), "--task", "embed") as server:
         yield server, golden_vector(server)
@@ -69,8 +81,7 @@ def fuzzed_embedder(tmp_path_factory):
 def started(model, directory, *more):
     (directory / "keys").mkdir()
     (directory / "keys" / "alice").write_text(f"{KEY}\nadmin: true\n")  # so that every route answers
-    flags = ("--api-keys-dir", str(directory / "keys"), "--request-timeout-seconds", "0.5")
-    with Server(model, directory, *flags, *more) as server:
+    with Server(model, directory, "--api-keys-dir", str(directory / "keys"), *more) as server:
         yield server.wait_ready()
 
 
@@ -195,6 +206,58 @@ def test_hostile_bodies_are_answered_and_do_not_change_later_answers(fuzzed, pat
         if answer.status_code != 200:
             assert answer.json()["error"]["message"]
         assert golden(server) == expected, body[:80]
+
+
+# Of an error, where it is not OpenAI's.
+SHAPES = dict.fromkeys(("/v1/messages", "/v1/messages/count_tokens"), {"type", "error", "request_id"})
+DOORS = [
+    pytest.param(fixture, path, body, id=f"{path} {number}")
+    for fixture, bodies in (
+        ("patient", mutated_bodies.GENERATING),
+        ("fuzzed_embedder", mutated_bodies.POOLING),
+    )
+    for number, (path, body) in enumerate(bodies)
+]
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize(("fixture", "path", "body"), DOORS)
+def test_a_body_with_one_odd_value_is_answered_or_refused_and_leaves_nothing_behind(
+    request, fixture, path, body
+):
+    """Once at each place of the body."""
+    server, expected = request.getfixturevalue(fixture)
+    again = golden if fixture == "patient" else golden_vector
+    with httpx.Client(base_url=server.url, headers=HEADERS, timeout=60, verify=NO_TLS) as client:
+        if mutated_bodies.PREVIOUS in body.values():
+            kept = client.post("/v1/responses", json={"model": "tiny", "input": "a", "max_output_tokens": 2})
+            body = {**body, "previous_response_id": kept.json()["id"]}
+        valid = client.post(path, json=body)
+        assert valid.status_code == 200 and not error_events(valid), valid.text
+        for place, content in mutated_bodies.mutations(body):
+            answer = client.post(path, content=content)
+            about = (path, place, content[:2000], answer.status_code, answer.text)
+            if answer.status_code == 200:
+                assert not error_events(answer), about
+                continue
+            assert answer.status_code in (400, 404, 413, 422), about
+            document = answer.json()
+            assert document["error"]["message"] and document["error"]["type"], about
+            assert document.keys() == SHAPES.get(path, {"error"}), about
+    assert again(server) == expected
+    if fixture == "patient":
+        assert send(server, "/reset_prefix_cache").status_code == 200  # lets go of what a client pinned
+        server.wait("all KV blocks are free", lambda: server.metric("llm_kv_cache_utilization") == 0)
+    server.wait("it is idle", lambda: not any(server.statusz()[name] for name in ("queued", "running")))
+    assert "Traceback" not in server.log.read_text()
+
+
+def error_events(answer):
+    """The events of a stream that say that it failed."""
+    lines = answer.text.splitlines() if "event-stream" in answer.headers["content-type"] else ()
+    data = [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
+    events = [json.loads(one) for one in data if one != "[DONE]"]
+    return [one for one in events if one.get("error") or one.get("type") in ("error", "response.failed")]
 
 
 @settings(max_examples=examples(150), deadline=None, database=None, derandomize=True)
