@@ -9,7 +9,7 @@ import ast
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from pydoc_data.topics import topics
@@ -27,6 +27,15 @@ from quire_server.text.tokenizer import Tokenizer
 
 # Allowed increase of the perplexity, in percent.
 BUDGETS = {"fp8": 0.5, "int8": 1.0, "awq": 10.0, "gptq": 15.0}
+# Of these schemes, the row and the setting with which a CPU multiplies the stored integers, activations in
+# int8 too.
+SERVED = {
+    "int8": ("int8, as served on this CPU", "auto"),
+    "awq": ("awq, as served by Int4", "int4"),
+    "gptq": ("gptq, as served by Int4", "int4"),
+}
+# What a model as served may lose at most, in percent.
+BUDGETS_SERVED = {"awq": 10.0, "gptq": 10.0}
 _SHORTEST = 300  # characters, below which a string is not prose
 _PLENTY = 2_000_000
 
@@ -63,7 +72,7 @@ def _strings() -> Iterator[str]:
 
 
 def report(directory: Path, windows: int = perplexity.MAX_WINDOWS, text: str | None = None) -> str:
-    """A table of the schemes, and of int8 as computed by a CPU with int8 kernels."""
+    """A table of the schemes, and of those that a CPU with int8 kernels multiplies as they are stored."""
     tokens = Tokenizer.load(directory).encode(
         "\n".join(topics[name] for name in sorted(topics)), add_special_tokens=False
     )
@@ -75,13 +84,13 @@ def report(directory: Path, windows: int = perplexity.MAX_WINDOWS, text: str | N
             made = Path(folder) / kind
             run.run(directory, scheme, Path(folder) / "text", made, lambda line: None)
             size = (made / "model.safetensors").stat().st_size
-            found = perplexity.measure(_opened(made, "float32"), _opened(directory, "float32"), tokens)
-            budget = f"{BUDGETS[kind]:.1f} %" if kind in BUDGETS else ""
-            rows.append([kind, f"{size / 1e6:.0f}", *_cells(found), budget])
+            found = perplexity.measure(_opened(made), _opened(directory), tokens)
+            rows.append([kind, f"{size / 1e6:.0f}", *_cells(found), _budget(BUDGETS, kind)])
             print(*rows[-1], sep=", ", file=sys.stderr, flush=True)  # the table itself takes half an hour
-            if kind == "int8":
-                served = perplexity.measure(_opened(made, "auto"), _opened(directory, "float32"), tokens)
-                rows.append(["int8, as served on this CPU", "", *_cells(served), ""])
+            if kind in SERVED:
+                name, quantization = SERVED[kind]
+                served = perplexity.measure(_opened(made, quantization), _opened(directory), tokens)
+                rows.append([name, "", *_cells(served), _budget(BUDGETS_SERVED, kind)])
     heads = [
         "scheme",
         "file, MB",
@@ -90,15 +99,20 @@ def report(directory: Path, windows: int = perplexity.MAX_WINDOWS, text: str | N
         "same likeliest token",
     ]
     return table([*heads, "wanted: at most"], rows) + (
-        f"\n\nThe original has {found.original_perplexity:.3f}, computed in float32 as all but the "
-        f"second row of int8. {found.num_tokens:,} tokens of Python's language reference; calibrated with "
+        f"\n\nThe original has {found.original_perplexity:.3f}, computed in float32 as all but "
+        f"the rows as served. {found.num_tokens:,} tokens of Python's language reference; calibrated with "
         "128 samples of 512 tokens of the standard library's documentation strings."
     )
 
 
-def _opened(directory: Path, dtype: str) -> Checkpoint:
-    name = "none" if dtype == "float32" else "auto"
-    return Checkpoint.open(directory, dtype=dtype, quantization_name=name)
+def _opened(directory: Path, quantization: str = "none") -> Checkpoint:
+    """As `--quantization` opens it; ``none``: exactly, in float32."""
+    dtype = "float32" if quantization == "none" else "auto"
+    return Checkpoint.open(directory, dtype=dtype, quantization_name=quantization)
+
+
+def _budget(budgets: Mapping[str, float], kind: str) -> str:
+    return f"{budgets[kind]:.1f} %" if kind in budgets else ""
 
 
 def _cells(found: Quality) -> list[str]:
