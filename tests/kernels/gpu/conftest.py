@@ -16,15 +16,12 @@ def device() -> str:
 
 
 @pytest.fixture(autouse=True)
-def _launched(device: str, request: pytest.FixtureRequest) -> Iterator[None]:
+def _launched(device: str) -> Iterator[None]:
     torch.manual_seed(0)
     if device == "cuda":
         yield
         return
     with interpreted():
-        if request.node.get_closest_marker("kernels") is None:
-            yield
-            return
         with address_log() as log:
             yield
         assert not log.faults, "within one launch: " + ", ".join(map(str, log.faults.items()))
