@@ -76,6 +76,7 @@ def test_after_the_warm_up_no_step_has_a_new_compile_key(kind: str, directory: P
     check((KINDS | LOADED)[kind], 40, directory if kind in LOADED else None)
 
 
+@pytest.mark.timeout(3600)
 @pytest.mark.deep
 @pytest.mark.parametrize("kind", [*KINDS, *LOADED])
 def test_nor_has_one_of_2000_steps(kind: str, directory: Path) -> None:
