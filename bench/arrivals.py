@@ -35,7 +35,7 @@ Serve = Callable[[Sequence[Arrival]], Times]
 
 
 def trace(rate: float, count: int, vocab_size: int, seed: int = 1) -> list[Arrival]:
-    """``count`` requests, ``rate`` of them a second on average."""
+    """``count`` requests, ``rate`` of them a second on average; the same ones at any rate."""
     chance = random.Random(seed)
     found, now = list[Arrival](), 0.0
     for _ in range(count):
@@ -166,17 +166,32 @@ def serve(engine: Batched, requests: Sequence[Arrival]) -> Times:
             time.sleep(max(0.0, waiting[0][1].at - now))
 
 
-def one_after_the_other(engine: Engine, requests: Sequence[Arrival]) -> Times:
-    """Of an engine that takes no request while others run. Nobody waits here for a request to arrive: the
-    times are those of its prefill and steps, begun when it had come and the one before was complete.
+class OneAfterTheOther:
+    """An engine that takes no request while others run. Nobody waits here for a request to arrive: the times
+    are those of its prefill and steps, begun when it had come and the one before was complete. The same
+    requests at another rate have the same times.
     """
-    times, free = list[list[float]](), 0.0
-    for arrival in requests:
-        prefill, steps = engine.run([arrival.prompt], [arrival.new_tokens])
-        seconds = [max(free, arrival.at) + prefill, *(taken for _, taken in steps)]
-        times.append(list(itertools.accumulate(seconds)))
-        free = times[-1][-1]
-    return times
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._taken: dict[tuple[tuple[int, ...], int], list[float]] = {}
+
+    def __call__(self, requests: Sequence[Arrival]) -> Times:
+        """A ``Serve``."""
+        times, free = list[list[float]](), 0.0
+        for arrival in requests:
+            prefill, *steps = self._seconds(arrival)
+            begun = max(free, arrival.at)
+            times.append(list(itertools.accumulate([begun + prefill, *steps])))
+            free = times[-1][-1]
+        return times
+
+    def _seconds(self, arrival: Arrival) -> list[float]:
+        key = tuple(arrival.prompt), arrival.new_tokens
+        if key not in self._taken:
+            prefill, steps = self._engine.run([arrival.prompt], [arrival.new_tokens])
+            self._taken[key] = [prefill, *(taken for _, taken in steps)]
+        return self._taken[key]
 
 
 def table(servers: Mapping[str, Serve], vocab_size: int, count: int = COUNT) -> str:

@@ -96,9 +96,7 @@ def open_loop() -> str:
     """Both baselines and Quire; they do not take turns, since each of them waits for arrivals."""
     directory = models.smollm2()
     servers: dict[str, arrivals.Serve] = {
-        "transformers, one after the other": partial(
-            arrivals.one_after_the_other, Transformers(directory, SAMPLED)
-        ),
+        "transformers, one after the other": arrivals.OneAfterTheOther(Transformers(directory, SAMPLED)),
         "quire auto int8": partial(
             arrivals.serve, arrivals.Scheduled(Quire(directory, quantization="int8", drawing=SAMPLED))
         ),

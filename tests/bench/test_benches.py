@@ -103,7 +103,7 @@ def test_requests_that_arrive_get_all_their_tokens_after_they_came(directory):
     for times in (
         arrivals.serve(arrivals.Slotted(slots), requests),
         arrivals.serve(arrivals.Scheduled(engine), requests),
-        arrivals.one_after_the_other(engine, requests),
+        arrivals.OneAfterTheOther(engine)(requests),
     ):
         assert [len(each) for each in times] == [one.new_tokens for one in requests]
         assert all(
@@ -118,7 +118,7 @@ def test_one_after_the_other_a_request_waits_for_the_one_before():
             return 1.0, [(1, 0.5)] * (answers[0] - 1)
 
     requests = [arrivals.Arrival(at, [7], 3) for at in (0.0, 1.0, 9.0)]
-    assert arrivals.one_after_the_other(Steady(), requests) == [
+    assert arrivals.OneAfterTheOther(Steady())(requests) == [
         [1.0, 1.5, 2.0],
         [3.0, 3.5, 4.0],
         [10.0, 10.5, 11.0],
@@ -128,6 +128,7 @@ def test_one_after_the_other_a_request_waits_for_the_one_before():
 def test_arrivals_have_the_rate_and_the_lengths_that_are_printed():
     found = arrivals.trace(4.0, 4000, 250)
     assert found[-1].at == pytest.approx(1000, rel=0.1)
+    assert [each[1:] for each in arrivals.trace(0.5, 4000, 250)] == [each[1:] for each in found]
     for (shortest, median, longest), lengths in (
         (arrivals.PROMPT, sorted(len(one.prompt) for one in found)),
         (arrivals.ANSWER, sorted(one.new_tokens for one in found)),
