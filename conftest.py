@@ -62,7 +62,7 @@ class _LoadFolderOrFile(LoadFileScheduling):
         return folder if folder in _TOGETHER else file
 
 
-@pytest.hookimpl(tryfirst=True)  # before that of xdist
+@pytest.hookimpl(tryfirst=True, optionalhook=True)  # before that of xdist, where it is loaded
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFileScheduling | None:
     """That of `--dist loadfile`; None leaves the choice to xdist."""
     return _LoadFolderOrFile(config, log) if config.getoption("dist") == "loadfile" else None

@@ -389,7 +389,7 @@ def woken(pair, kube, tmp_path):
 
 def test_a_request_for_an_adapter_starts_a_pod_and_waits_until_it_has_it_or_cannot(woken, background):
     gateway, replica = woken
-    replica.states = {"support": "Fetching"}
+    replica.states, replica.loaded = {"support": "Fetching"}, ()
     asked = background(ask, gateway)
     leases = gateway.kube.objects.setdefault("leases", {})
     gateway.wait("a pod is asked for", lambda: "quire-demand-models.tiny" in leases)
