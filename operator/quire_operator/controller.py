@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 WORKERS = 16
 CONFIRM_SECONDS = 30.0  # until the next re-list where a watch seems to have missed an event
-EVENT_LATENCY_SECONDS = 20.0  # a watch that is later than this with an event is stale; less than CONFIRM_SECONDS
+EVENT_LATENCY_SECONDS = 20.0  # a watch that is later than this, less than CONFIRM_SECONDS, is stale
 # A change of a pod is followed by changes of its ReplicaSet and of the Deployment's status, whose events may
 # arrive in any order: this delay combines them into one reconcile and one status write.
 FOLLOW_SECONDS = 0.2
