@@ -29,7 +29,7 @@ local now = clock[1] * 1000000 + clock[2]
 local fields = {}
 local flat = redis.pcall('HGETALL', KEYS[1])
 if flat.err then
-  -- Something else wrote a key of this name: without it this client, and all that are asked about with it, had no answer.
+  -- Something else wrote a key of this name. It would fail the script, and with it the exchange for all clients.
   redis.call('DEL', KEYS[1])
   flat = {}
 end
