@@ -24,7 +24,6 @@ INLINE float largest16(vec16 x) { return _mm512_reduce_max_ps(x); }
 INLINE ints16 zero_ints16(void) { return _mm512_setzero_si512(); }
 INLINE ints16 all_ints16(int32_t x) { return _mm512_set1_epi32(x); }
 INLINE ints16 add_ints16(ints16 x, ints16 y) { return _mm512_add_epi32(x, y); }
-INLINE ints16 sub_ints16(ints16 x, ints16 y) { return _mm512_sub_epi32(x, y); }
 INLINE int32_t sum_ints16(ints16 x) { return _mm512_reduce_add_epi32(x); }
 INLINE ints16 to_ints16(vec16 x) { return _mm512_cvtps_epi32(x); }
 INLINE vec16 to_floats16(ints16 x) { return _mm512_cvtepi32_ps(x); }
