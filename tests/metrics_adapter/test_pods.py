@@ -81,7 +81,7 @@ def test_new_and_changed_pods_set_the_changed_event_and_unchanged_ones_do_not() 
 async def watching(api: FakeApi, table: PodTable, until: Callable[[], bool]) -> None:
     task = asyncio.create_task(pods.watch(api, Owners(api), table))  # type: ignore[arg-type]
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not until():
                 await asyncio.sleep(0.01)
     finally:

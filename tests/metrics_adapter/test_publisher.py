@@ -28,7 +28,7 @@ async def publish(api: FakeApi, settings: Settings = SETTINGS) -> Publisher:
     """Until it was published once."""
     made = Publisher(api, settings)  # type: ignore[arg-type]
     task = asyncio.create_task(made.run(_nothing))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while not made.published and not task.done():
             await asyncio.sleep(0)
     task.cancel()
@@ -89,7 +89,7 @@ async def test_a_new_authority_is_published_before_its_certificate_is_served(
 
     served.append(made.credentials.authority)
     task = asyncio.create_task(made.run(renewed))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while len(served) < 3 and not task.done():
             await asyncio.sleep(0.01)
         while served[0] in bundle(api) and not task.done():
@@ -121,7 +121,7 @@ async def test_a_renewed_mounted_certificate_is_loaded_once_certificate_and_key_
     await asyncio.sleep(0.1)
     assert not renewals.is_set() and pair.credentials.key == old.key, "half of it is new: it does not fit"
     write(tmp_path, new)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         await renewals.wait()
     task.cancel()
     assert (pair.credentials.chain, pair.credentials.key) == (new.chain, new.key)

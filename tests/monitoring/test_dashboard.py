@@ -106,7 +106,7 @@ def operator_that_reconciles() -> Iterator[str]:
         yield f"127.0.0.1:{port}"
     finally:
         stop.set()
-        thread.join(10)
+        thread.join(60)
 
 
 @contextmanager

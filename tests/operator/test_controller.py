@@ -47,7 +47,7 @@ async def controlling(api: FakeApi) -> AsyncIterator[tuple[Controller, Cluster, 
 
 
 async def until(condition: Any) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not condition():
             await asyncio.sleep(0.01)
 
@@ -147,7 +147,7 @@ async def test_without_an_optional_permission_others_are_reconciled_and_the_rule
     async with controlling(api) as (controller, _, _metrics):
         api.put("/apis/serving.quire.dev/v1alpha1/llmdeployments/m", model())
         for _ in range(3):
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 await controller.prime()
         work = asyncio.create_task(controller.run())
         await until(lambda: f"PATCH {LLM}/status" in api.writes())
@@ -225,7 +225,7 @@ async def test_without_a_required_permission_priming_waits_and_the_rule_is_logge
         await until(lambda: "cannot list yet" in caplog.text)
         assert not priming.done()
         api.answers.clear()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await priming
 
     assert 'apiGroups: [""], resources: [pods], verbs: [get, list, watch, patch, delete]' in caplog.text

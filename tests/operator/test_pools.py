@@ -91,7 +91,7 @@ def reconciles(metrics: Metrics) -> float:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while not condition():
             await asyncio.sleep(0.01)  # what is waited for is a request that the fake has answered
 

@@ -41,7 +41,7 @@ class Load(threading.Thread):
         """The tally, once all have ended: each with an answer, or with a clean error that says what happened.
         Only who asked later may lose the connection.
         """
-        self.join(20)
+        self.join(60)
         assert not self.is_alive(), "a request hangs"
         tally = self._tally
         assert set(tally.broken) <= {GONE, "APIConnectionError"}, tally

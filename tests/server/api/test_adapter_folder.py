@@ -131,7 +131,7 @@ async def test_the_folder_is_followed_again_after_the_engine_has_ended(tmp_path,
     engine = Ending()
     write(tmp_path / "a")
     following = asyncio.create_task(AdapterFolder(tmp_path, engine, ()).run())
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await loaded.wait()
         loaded.clear()
         await loaded.wait()

@@ -34,7 +34,7 @@ class FakeGrammars:
         self.admitted = set()
 
     def build(self, grammar):
-        assert self.may_build.wait(10)
+        assert self.may_build.wait(60)
         self.built.append(grammar.text)
         if grammar.text.startswith("error"):
             raise RequestError(grammar.text)
@@ -136,7 +136,7 @@ class RunningEngine:
 
     def stop(self):
         self.socket.stopped = True
-        self.thread.join(10)
+        self.thread.join(60)
         self.socket.close()
 
     def wait(self, condition, seconds=120.0):

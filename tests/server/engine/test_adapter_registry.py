@@ -56,7 +56,7 @@ def make(store):
         store.contents[f"/{name}"] = content
         woken.clear()
         assert registry.apply([LoadAdapter(name, f"/{name}", content)], ())
-        assert woken.wait(10) and registry.advance()
+        assert woken.wait(60) and registry.advance()
         return next(state for state in registry.states() if state.name == name)
 
     return registry, slots, load

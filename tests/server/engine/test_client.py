@@ -226,7 +226,7 @@ class ScriptedEngine:
 async def scripted(run_dir):
     engine = ScriptedEngine(run_dir)
     server = await asyncio.start_unix_server(engine.serve, str(run_dir / SOCKET_NAME))
-    async with server, asyncio.timeout(10), connected(engine) as client:
+    async with server, asyncio.timeout(60), connected(engine) as client:
         yield engine, client
 
 

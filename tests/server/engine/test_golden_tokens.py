@@ -49,7 +49,7 @@ def test_golden_tokens_that_appear_later_are_compared_with_the_next_canary(start
     with Peer(engine):
         engine.wait(lambda engine: engine.state.read_heartbeat().phase is Phase.SERVING)
         write(path, [entry([*RIGHT[:-1], 7], "first")])
-        engine.thread.join(10)
+        engine.thread.join(60)
     assert "than pod first, whose tokens are kept, 3 times in a row" in str(engine.error)
 
 

@@ -272,7 +272,7 @@ class RunningEngine:
 
     def stop(self):
         self.socket.stopped = True
-        self.thread.join(10)
+        self.thread.join(60)
         self.socket.close()
         if self.runner.descriptor is not None:
             os.close(self.runner.descriptor)
@@ -635,7 +635,7 @@ def test_a_name_that_is_resolved_for_ever_delays_no_request_for_ever(start, monk
     connect = pair.consumer.connector._producers.connect
 
     def connect_late():
-        assert resolved.wait(10)
+        assert resolved.wait(60)
         return connect()
 
     monkeypatch.setattr(pair.consumer.connector._producers, "connect", connect_late)
@@ -658,7 +658,7 @@ def test_a_transfer_wakes_an_engine_that_waits_for_its_clients(tmp_path):
     thread = threading.Thread(target=lambda: (waiting.poll(60.0), ended.set()))
     thread.start()
     waiting.wake()
-    assert ended.wait(10)
+    assert ended.wait(60)
     thread.join()
     waiting.wake()
     waiting.wake()

@@ -136,7 +136,7 @@ def test_an_engine_whose_canary_stays_wrong_ends_by_itself(start_engine, damage)
         else:
             engine.runner.skew = 1
         steps = engine.state.read_heartbeat().steps
-        engine.thread.join(10)
+        engine.thread.join(60)
     assert f"{MAX_WRONG} times in a row" in str(engine.error)
     assert engine.state.read_heartbeat().reason == "CanaryMismatch"
     if damage != "NaN":

@@ -149,7 +149,7 @@ def test_a_rank_waits_for_a_leader_that_does_not_listen_yet() -> None:
     worker.start()
     late = RankListener(ADDRESS, port, key)
     leader = accept(late)
-    worker.join(5)
+    worker.join(60)
     assert len(found) == 1
     late.close()
     for each in (leader, *found):
@@ -176,7 +176,7 @@ def test_a_proof_is_of_no_use_for_another_connection() -> None:
         leader.start()
         recorded: list[bytes] = []
         rank_auth.enter(_Recording(theirs, recorded), KEY)  # type: ignore[arg-type]  # a socket that records
-        leader.join(5)
+        leader.join(60)
     ours, theirs = socket.socketpair()
     with ours, theirs:
         failures: list[Exception] = []
@@ -191,7 +191,7 @@ def test_a_proof_is_of_no_use_for_another_connection() -> None:
         leader.start()
         theirs.recv(1 << 10)
         theirs.sendall(b"".join(recorded))
-        leader.join(5)
+        leader.join(60)
         assert "another key" in str(failures[0])
 
 

@@ -91,7 +91,7 @@ class Balancer:
             yield self
         finally:
             loop.call_soon_threadsafe(loop.stop)
-            thread.join(10)
+            thread.join(60)
             loop.run_until_complete(_end(listening))
             loop.close()
 

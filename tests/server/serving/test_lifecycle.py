@@ -64,7 +64,7 @@ def test_a_full_queue_refuses_requests_and_a_drain_finishes_accepted_ones(tiny, 
         assert on_new_connection.json()["error"]["code"] == "draining"
 
         reasons = [choice.finish_reason for chunk in stream for choice in chunk.choices]
-        waiting.join(20)
+        waiting.join(60)
         stack.close()  # idle connections would be waited for, in case their clients come back
         assert reasons[-1] == "length", "the stream was cut"
         assert answers and answers[0].choices[0].finish_reason == "length", "the queued request was lost"
@@ -151,7 +151,7 @@ def test_a_stalled_engine_fails_readiness_then_liveness_and_exits_with_engine_st
         server.terminate()
         assert server.wait_end() == 71
         assert server.failure()["reason"] == "EngineStalled"
-        asking.join(5)
+        asking.join(60)
         assert outcome == [503], "the client was left without an answer"
 
 

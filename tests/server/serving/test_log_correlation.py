@@ -64,7 +64,7 @@ def test_requests_that_are_lost_with_the_engine_are_named_by_it(tiny, tmp_path):
         asking = threading.Thread(target=ask, args=(server, "lost-1"), kwargs={"max_tokens": 500})
         asking.start()
         assert server.wait_end() == 70
-        asking.join(20)
+        asking.join(60)
         (line,) = grep(server, "lost-1", "engine")
         assert line["message"] == "the engine ends with open requests"
         assert [lost["request_id"] for lost in line["lost"]] == ["lost-1"]

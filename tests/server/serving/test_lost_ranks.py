@@ -67,7 +67,7 @@ class Stream(threading.Thread):
         """
         while self.is_alive():
             received = len(self.lines)
-            self.join(10)
+            self.join(60)
             assert not self.is_alive() or len(self.lines) > received, "a stream hangs"
         events = [line.removeprefix("data: ") for line in self.lines if "[DONE]" not in line]
         return json.loads(events[-1]).get("error") if events else None
@@ -131,7 +131,7 @@ def lose(server, signum, victim, dice):
     if victim != "api":
         assert [stream.error for stream in streams if stream.error is None] == []
     assert left_behind(server, paths, run_dir, pids) == []
-    status.join(10)
+    status.join(60)
     return took, status.document
 
 

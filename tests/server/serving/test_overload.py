@@ -77,7 +77,7 @@ def busy(server, client="bob", is_whole=False, **more):
 
     thread = threading.Thread(target=read)
     thread.start()
-    assert begun.wait(20)
+    assert begun.wait(60)
     try:
         yield texts
     finally:
