@@ -15,6 +15,7 @@ from tests.batch.launch import CHAT, Batch, http_client, line, lines_of, submit,
 from tests.batch.stub_gateway import StubGateway
 from tests.gateway.kube_stub import KubeStub, endpoint_slice, llm_object
 from tests.gateway.launch import Gateway
+from tests.server.launch import NO_TLS
 
 KEYS = {"alice": "sk-alice", "bob": "sk-bob"}
 
@@ -195,13 +196,13 @@ def test_a_delegation_is_no_key_for_anything_else_and_is_not_made_up(stack):
     delegation = bytes(one for one in delegation if chr(one).isalnum() or one in b"-_.")[:400]
 
     def ask(path, **headers):
-        return httpx.get(stack.gateway.url + path, headers=headers)
+        return httpx.get(stack.gateway.url + path, headers=headers, verify=NO_TLS)
 
     text = delegation.decode()
     for path in ("/v1/files", "/v1/batches"):
         assert ask(path, **{"x-quire-delegation": text}).status_code == 401
     forged = httpx.post(
-        stack.gateway.url + CHAT, json=line(1)["body"], headers={"x-quire-delegation": "a.b.c"}
+        stack.gateway.url + CHAT, json=line(1)["body"], headers={"x-quire-delegation": "a.b.c"}, verify=NO_TLS
     )
     assert (forged.status_code, forged.json()["error"]["code"]) == (401, "invalid_delegation")
     stack.replica.hold.set()
@@ -214,7 +215,7 @@ def test_nothing_else_of_quire_batch_is_reached_through_the_gateway(open_stack):
         answer = connection.getresponse()
         assert answer.status == 404 and b"batch_lines" not in answer.read(), path
         connection.close()
-    put = httpx.put(f"{open_stack.gateway.url}/v1/files")
+    put = httpx.put(f"{open_stack.gateway.url}/v1/files", verify=NO_TLS)
     assert (put.status_code, put.headers["allow"]) == (405, "GET, POST, DELETE")
 
 
@@ -253,7 +254,9 @@ def test_while_quire_batch_is_away_clients_are_asked_to_come_back_and_lose_nothi
     batch = submit(alice, *(line(number) for number in range(5)))
     wait("lines are in flight", lambda: stack.replica.in_flight)
     stack.batch.kill()
-    answer = httpx.get(f"{stack.gateway.url}/v1/batches", headers={"authorization": "Bearer sk-alice"})
+    answer = httpx.get(
+        f"{stack.gateway.url}/v1/batches", headers={"authorization": "Bearer sk-alice"}, verify=NO_TLS
+    )
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "batch_unavailable")
     assert answer.headers["retry-after"]
     stack.replica.hold.set()

@@ -9,6 +9,7 @@ import pytest
 
 from tests.batch.disk import fill, small_disk
 from tests.batch.launch import Batch, line, lines_of, sdk, submit, wait, wait_over
+from tests.server.launch import NO_TLS
 
 LINES = int(os.environ.get("BATCH_LINES", "200"))
 KILLS = 5
@@ -149,7 +150,7 @@ def test_postgresql_restarts_in_the_middle_and_nothing_is_lost_or_repeated(
     postgres.stop()
     gateway.hold.set()
     wait("their answers cannot be stored", lambda: batch.metric("batch_store_errors_total") > 0)
-    answer = httpx.get(f"{batch.url}/readyz")
+    answer = httpx.get(f"{batch.url}/readyz", verify=NO_TLS)
     assert answer.status_code == 503
     with pytest.raises(openai.APIStatusError) as caught:
         client.batches.retrieve(submitted.id)

@@ -17,6 +17,7 @@ from tests.gateway.conftest import SLEEPS, num_held, slice_of, wake
 from tests.gateway.kube_stub import NAMESPACE, endpoint_slice, llm_object
 from tests.gateway.test_faults import answer_of
 from tests.gateway.test_relay import CHAT, text_of
+from tests.server.launch import NO_TLS
 
 LEASE = f"quire-demand-{NAMESPACE}.tiny"
 DRAINING = b'{"error": {"message": "going", "type": "overloaded_error", "code": "draining"}}'
@@ -56,7 +57,7 @@ def test_a_request_asks_for_a_pod_and_is_answered_by_it(asleep, engines, backgro
 def begun_to_wait(gateway, body):
     """A stream whose first comment has come; what follows it."""
     url = gateway.url + "/v1/chat/completions"
-    with httpx.stream("POST", url, json={**body, "stream": True}, timeout=120) as answer:
+    with httpx.stream("POST", url, json={**body, "stream": True}, timeout=120, verify=NO_TLS) as answer:
         parts = answer.iter_text()
         yield next(parts), parts
 
@@ -230,7 +231,9 @@ def test_a_client_that_gives_up_while_it_waits_is_charged_nothing(asleep, kube, 
     for stream in (False, True) * 2:
         body = {**CHAT, "stream": stream}
         with pytest.raises(httpx.ReadTimeout):
-            httpx.post(gateway.url + "/v1/chat/completions", json=body, headers=KEY, timeout=0.5)
+            httpx.post(
+                gateway.url + "/v1/chat/completions", json=body, headers=KEY, timeout=0.5, verify=NO_TLS
+            )
     assert {one["outcome"] for one in gateway.wait_requests(4)} == {"aborted"}
     wake(gateway, engines[0])
     answer = gateway.post("/v1/chat/completions", CHAT, "sk-one")

@@ -20,6 +20,7 @@ from tests.gateway.conftest import IN_CLUSTER, SLEEPS, num_held
 from tests.gateway.kube_stub import NAMESPACE, KubeStub, endpoint_slice, llm_object
 from tests.gateway.launch import Gateway
 from tests.gateway.test_routing_table import World, route
+from tests.server.launch import NO_TLS
 
 CHAT, MESSAGES = "/v1/chat/completions", "/v1/messages"
 KEY = "sk-alice"
@@ -319,7 +320,9 @@ def gateway(pair, tmp_path_factory):
 
 def ask(gateway, path=CHAT, model="support", question="", **body):
     messages = [{"role": "user", "content": f"Question {question}"}]
-    return httpx.post(gateway.url + path, json={"model": model, "messages": messages, **body}, timeout=60)
+    return httpx.post(
+        gateway.url + path, json={"model": model, "messages": messages, **body}, timeout=60, verify=NO_TLS
+    )
 
 
 def test_requests_for_an_adapter_go_to_replicas_that_have_it_as_they_came(gateway, pair):
@@ -331,10 +334,10 @@ def test_requests_for_an_adapter_go_to_replicas_that_have_it_as_they_came(gatewa
     lines = gateway.wait_requests(6, before)
     assert {(line["model"], line["deployment"]) for line in lines} == {("support", "tiny")}
     assert gateway.metric("gateway_tokens_total", model="support", type="completion") == 12
-    cards = {one["id"]: one for one in httpx.get(f"{gateway.url}/v1/models").json()["data"]}
+    cards = {one["id"]: one for one in httpx.get(f"{gateway.url}/v1/models", verify=NO_TLS).json()["data"]}
     assert cards.keys() == {"tiny", "support"} and "parent" not in cards["tiny"]
     assert cards["support"]["parent"] == "tiny"
-    assert httpx.get(f"{gateway.url}/v1/models/support").json() == cards["support"]
+    assert httpx.get(f"{gateway.url}/v1/models/support", verify=NO_TLS).json() == cards["support"]
 
 
 def test_where_no_replica_has_it_yet_clients_are_asked_to_come_again(gateway, pair):

@@ -17,6 +17,7 @@ from quire_gateway.usage_ledger import UsageLedger, spending
 from quire_http.errors import ApiError
 from tests.gateway.conftest import Clock, slice_of
 from tests.gateway.kube_stub import llm_object
+from tests.server.launch import NO_TLS
 
 KEY = {"authorization": "Bearer sk-alice"}
 HASH = hashlib.sha256(b"sk-alice").hexdigest()
@@ -229,7 +230,7 @@ def limited(start, engines, kube):
 
 
 def ask(gateway, **fields):
-    return httpx.post(gateway.url + CHAT, json={**BODY, **fields}, headers=KEY, timeout=60)
+    return httpx.post(gateway.url + CHAT, json={**BODY, **fields}, headers=KEY, timeout=60, verify=NO_TLS)
 
 
 @pytest.mark.one_in(2)

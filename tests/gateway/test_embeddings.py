@@ -8,7 +8,7 @@ import pytest
 from tests.gateway.kube_stub import KubeStub, endpoint_slice, llm_object
 from tests.gateway.launch import Gateway
 from tests.server.embeddings import embedders
-from tests.server.launch import Server
+from tests.server.launch import NO_TLS, Server
 
 KEY = {"authorization": "Bearer sk-alice"}
 BODIES = {
@@ -37,7 +37,9 @@ def gateway(tmp_path_factory):
 
 
 def ask(gateway, path, **body):
-    return httpx.post(gateway.url + path, json={"model": "search", **body}, headers=KEY, timeout=60)
+    return httpx.post(
+        gateway.url + path, json={"model": "search", **body}, headers=KEY, timeout=60, verify=NO_TLS
+    )
 
 
 @pytest.mark.parametrize("path", BODIES)
@@ -54,7 +56,7 @@ def test_every_path_is_relayed_with_its_answer_and_its_tokens_are_the_clients(ga
 
 
 def test_a_key_is_needed_and_the_paths_of_the_other_task_say_so(gateway):
-    bare = httpx.post(f"{gateway.url}/v1/embeddings", json={"model": "search", "input": "a"})
+    bare = httpx.post(f"{gateway.url}/v1/embeddings", json={"model": "search", "input": "a"}, verify=NO_TLS)
     assert bare.status_code == 401
     refused = ask(gateway, "/v1/completions", prompt="a", max_tokens=1)
     assert refused.status_code == 404 and "--task embed" in refused.json()["error"]["message"]

@@ -18,6 +18,7 @@ from tests.gateway.fault_proxy import FaultProxy
 from tests.gateway.kube_stub import llm_object
 from tests.gateway.test_fallbacks import broken, full, gone
 from tests.gateway.test_relay import CHAT, text_of
+from tests.server.launch import NO_TLS
 
 BODY = {**CHAT, "model": "chat"}
 PATH = "/v1/chat/completions"
@@ -64,7 +65,10 @@ def test_nothing_of_the_client_or_of_ours_goes_outside_but_the_request_itself(ga
     }
     headers |= {"cookie": "a=b", "x-request-id": "mine"}
     body = {**BODY, **ours, "seed": 1, "stream": True, "tools": []}
-    assert httpx.post(gateway.url + PATH, json=body, headers=headers, timeout=60).status_code == 200
+    assert (
+        httpx.post(gateway.url + PATH, json=body, headers=headers, timeout=60, verify=NO_TLS).status_code
+        == 200
+    )
     (request,) = external.requests
     assert request.line == "POST /v1/chat/completions HTTP/1.1"
     usual = {"host", "accept", "accept-encoding", "content-type", "content-length", "user-agent"}
@@ -211,7 +215,9 @@ def test_a_client_that_hangs_up_ends_the_request_outside(gateway_for, external):
             goes_on.set()
 
     external.answer = endless
-    with httpx.stream("POST", gateway.url + PATH, json={**BODY, "stream": True}, timeout=60) as answer:
+    with httpx.stream(
+        "POST", gateway.url + PATH, json={**BODY, "stream": True}, timeout=60, verify=NO_TLS
+    ) as answer:
         next(answer.iter_lines())
         assert goes_on.wait(60) and external.num_closed == 0
     gateway.wait("the connection is closed", lambda: external.num_closed == 1)
@@ -327,7 +333,9 @@ def test_a_stream_that_is_reset_after_any_event_ends_with_one_error_event_unless
 
     external.answer = cut
     gateway = gateway_for(**outside_alone())
-    with httpx.stream("POST", gateway.url + PATH, json={**BODY, "stream": True}, timeout=60) as answer:
+    with httpx.stream(
+        "POST", gateway.url + PATH, json={**BODY, "stream": True}, timeout=60, verify=NO_TLS
+    ) as answer:
         lines = answer.iter_lines()
         first = next(lines)
         sent.set()

@@ -10,6 +10,7 @@ from tests.gateway.conftest import slice_of
 from tests.gateway.kube_stub import endpoint_slice, llm_object
 from tests.gateway.test_faults import BROKEN, REFUSED, answer_of
 from tests.gateway.test_relay import CHAT, text_of
+from tests.server.launch import NO_TLS
 
 BODY = {**CHAT, "model": "chat"}
 PATHS = {
@@ -146,7 +147,9 @@ def poor(kube):
 
 
 def ask_poor(gateway):
-    return httpx.post(gateway.url + "/v1/chat/completions", json=BODY, headers=POOR, timeout=60)
+    return httpx.post(
+        gateway.url + "/v1/chat/completions", json=BODY, headers=POOR, timeout=60, verify=NO_TLS
+    )
 
 
 @pytest.mark.parametrize(("fault", "kind"), [(full, "Overload"), (gone, "Unavailable")])

@@ -10,6 +10,7 @@ import pytest
 
 from tests.gateway.conftest import slice_of
 from tests.gateway.test_relay import CHAT
+from tests.server.launch import NO_TLS
 
 REFUSED = b'{"error": {"message": "full", "type": "overloaded_error", "code": "queue_full"}}'
 BROKEN = b'{"error": {"message": "out of order", "code": "engine_unavailable"}}'
@@ -168,7 +169,9 @@ def test_an_engine_that_is_silent_in_the_middle_of_a_stream_ends_it(start, engin
 def test_a_pod_that_leaves_keeps_the_answers_that_it_has_begun(start, kube, engines):
     gateway = start(slice_of("one", engines[0]))
     body = {**CHAT, "max_tokens": 300, "ignore_eos": True, "stream": True}
-    with httpx.stream("POST", gateway.url + "/v1/chat/completions", json=body, timeout=60) as answer:
+    with httpx.stream(
+        "POST", gateway.url + "/v1/chat/completions", json=body, timeout=60, verify=NO_TLS
+    ) as answer:
         lines = answer.iter_lines()
         next(lines)
         kube.remove("tiny-one")
@@ -194,7 +197,9 @@ def test_a_drain_breaks_no_stream_and_ends_when_the_last_one_has(start, engines)
     def read(answer):
         done.append([line for line in answer.iter_lines() if line][-1])
 
-    with httpx.stream("POST", gateway.url + "/v1/chat/completions", json=body, timeout=60) as answer:
+    with httpx.stream(
+        "POST", gateway.url + "/v1/chat/completions", json=body, timeout=60, verify=NO_TLS
+    ) as answer:
         reader = threading.Thread(target=read, args=(answer,))
         gateway.terminate()
         gateway.wait("not ready", lambda: gateway.probe("readyz") == 503)
@@ -208,7 +213,9 @@ def test_a_drain_breaks_no_stream_and_ends_when_the_last_one_has(start, engines)
 def test_a_second_sigterm_ends_streams_with_an_error_event(start, engines, proxy):
     gateway = start(slice_of("one", engines[0], proxy.port))
     body = {**CHAT, "max_tokens": 2000, "ignore_eos": True, "stream": True}
-    with httpx.stream("POST", gateway.url + "/v1/chat/completions", json=body, timeout=60) as answer:
+    with httpx.stream(
+        "POST", gateway.url + "/v1/chat/completions", json=body, timeout=60, verify=NO_TLS
+    ) as answer:
         lines = answer.iter_lines()
         next(lines)
         gateway.terminate()

@@ -16,6 +16,7 @@ from tests.gateway.fault_proxy import FaultProxy
 from tests.gateway.kube_stub import NAMESPACE, KubeStub, endpoint_slice, llm_object
 from tests.gateway.launch import Gateway
 from tests.gateway.limit_store_server import StoreServer
+from tests.server.launch import NO_TLS
 
 CHAT = "/v1/chat/completions"
 TAKES = 50  # tokens of each answer
@@ -116,7 +117,10 @@ class Fleet:
         self.gateways[0].wait("every gateway has the client", applied)
         for one in self.gateways:
             models = f"{one.url}/v1/models"
-            one.wait("its key", lambda models=models: httpx.get(models, headers=headers).status_code == 200)
+            one.wait(
+                "its key",
+                lambda models=models: httpx.get(models, headers=headers, verify=NO_TLS).status_code == 200,
+            )
         return headers
 
     def flood(self, headers, seconds=2.0, meanwhile=None, **body):
@@ -362,7 +366,7 @@ def test_with_deny_limited_clients_get_503_and_others_their_answers(fleet, mende
 
 def ask(gateway, headers, prompt="Once", **body):
     body = {"model": "tiny", "messages": [{"role": "user", "content": prompt}], **body}
-    return httpx.post(gateway.url + CHAT, json=body, headers=headers, timeout=120)
+    return httpx.post(gateway.url + CHAT, json=body, headers=headers, timeout=120, verify=NO_TLS)
 
 
 @pytest.mark.deep

@@ -8,6 +8,7 @@ import pytest
 
 from tests.gateway.conftest import slice_of
 from tests.gateway.kube_stub import llm_object
+from tests.server.launch import NO_TLS
 
 BODY = {
     "model": "tiny",
@@ -37,7 +38,7 @@ def text_of(found):
 
 
 def post(gateway, path, body, key=KEY):
-    return httpx.post(gateway.url + path, json=body, headers={"x-api-key": key}, timeout=60)
+    return httpx.post(gateway.url + path, json=body, headers={"x-api-key": key}, timeout=60, verify=NO_TLS)
 
 
 @pytest.fixture
@@ -78,7 +79,7 @@ def test_what_is_refused_is_in_anthropic_s_form(shared):
         assert (answer.status_code, answer.json()["type"]) == (status, "error")
         assert answer.json()["error"]["type"] == kind
         assert answer.headers["request-id"] == answer.headers["x-request-id"]
-    assert httpx.get(shared.url + PATH).status_code == 405
+    assert httpx.get(shared.url + PATH, verify=NO_TLS).status_code == 405
 
 
 def test_a_key_is_taken_as_anthropic_s_clients_send_it_and_counting_takes_no_tokens(routed):

@@ -20,6 +20,7 @@ from quire_gateway.settings import Settings
 from quire_http.environ import SettingsError
 from quire_http.server import HttpServer, listen
 from tests.gateway.kube_stub import NAMESPACE, endpoint_slice
+from tests.server.launch import NO_TLS
 
 KEY, OTHER_KEY = b"k" * 32, b"o" * 32
 MINE = RequestFacts("tiny", ("user", "Python " * 1000))
@@ -109,7 +110,7 @@ def test_what_one_gateway_chose_another_one_expects():
 def test_what_is_no_message_of_a_gateway_changes_nothing(path, message, status):
     async def scenario():
         table = table_of(Outbox())
-        async with receiving(table) as port, httpx.AsyncClient() as client:
+        async with receiving(table) as port, httpx.AsyncClient(verify=NO_TLS) as client:
             answer = await client.post(f"http://127.0.0.1:{port}{path}", content=message)
             assert answer.status_code == status
             assert len(table.at((NAMESPACE, "tiny")).router().index) == 0
@@ -123,7 +124,7 @@ async def test_a_flood_of_forged_messages_is_a_line_of_the_log_now_and_then(monk
             answer = await client.post(f"http://127.0.0.1:{port}{PATH}", content=b"forged")
             assert answer.status_code == 400
 
-    async with receiving(table_of(Outbox())) as port, httpx.AsyncClient() as client:
+    async with receiving(table_of(Outbox())) as port, httpx.AsyncClient(verify=NO_TLS) as client:
         await flood(20)
         assert len(caplog.messages) == 1
         monkeypatch.setattr("quire_gateway.peers.SAY_SECONDS", 0.0)

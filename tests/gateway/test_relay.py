@@ -11,6 +11,7 @@ import pytest
 
 from tests.gateway.conftest import slice_of
 from tests.gateway.kube_stub import llm_object
+from tests.server.launch import NO_TLS
 
 CHAT = {
     "model": "tiny",
@@ -62,7 +63,7 @@ def test_the_openai_client_works_unchanged(shared):
     [("GET", "/v1/chat/completions", 405), ("POST", "/nothing", 404), ("GET", "/nothing", 404)],
 )
 def test_what_is_not_served_is_said_in_openais_shape_with_a_request_id(shared, method, path, status):
-    answer = httpx.request(method, shared.url + path, headers={"x-request-id": "mine"})
+    answer = httpx.request(method, shared.url + path, headers={"x-request-id": "mine"}, verify=NO_TLS)
     assert answer.status_code == status
     assert answer.json()["error"]["type"] == "invalid_request_error"
     assert answer.headers["x-request-id"] == "mine"
@@ -124,7 +125,9 @@ def test_a_replica_gets_no_header_that_is_not_meant_for_it(start, engines, proxy
     gateway = start(slice_of("one", engines[0], proxy.port))
     secrets = {"authorization": "Bearer s3cret", "cookie": "a=s3cret", "x-quire-priority": "s3cret"}
     headers = {**secrets, "x-request-id": "mine", "traceparent": f"00-{1:032x}-{1:016x}-01"}
-    answer = httpx.post(gateway.url + "/v1/chat/completions", json=CHAT, headers=headers, timeout=60)
+    answer = httpx.post(
+        gateway.url + "/v1/chat/completions", json=CHAT, headers=headers, timeout=60, verify=NO_TLS
+    )
     assert answer.headers["x-request-id"] == "mine"
     (head, *_) = b"".join(proxy.requests).split(b"\r\n\r\n")
     assert b"s3cret" not in head
@@ -136,7 +139,7 @@ def test_a_replica_gets_no_header_that_is_not_meant_for_it(start, engines, proxy
 def test_a_body_goes_to_the_replica_byte_by_byte_as_it_came(start, engines, proxy):
     gateway = start(slice_of("one", engines[0], proxy.port))
     body = b'{ "model" : "tiny", "prompt":"\\u00e9\xc3\xa9", "max_tokens": 1, "seed": 1e0,\t"n": 1}\n'
-    answer = httpx.post(gateway.url + "/v1/completions", content=body, timeout=60)
+    answer = httpx.post(gateway.url + "/v1/completions", content=body, timeout=60, verify=NO_TLS)
     assert b"".join(proxy.requests).endswith(b"\r\n\r\n" + body), answer.text
 
 
@@ -159,7 +162,9 @@ def test_no_more_tokens_are_reserved_for_an_answer_than_the_models_context_has(k
 
     def left():
         body = {**CHAT, "max_tokens": 10**6}
-        answer = httpx.post(gateway.url + "/v1/chat/completions", json=body, headers=headers, timeout=60)
+        answer = httpx.post(
+            gateway.url + "/v1/chat/completions", json=body, headers=headers, timeout=60, verify=NO_TLS
+        )
         return int(answer.headers["x-ratelimit-remaining-tokens"])
 
     assert gateway.wait("the context is known", left) > 7_000

@@ -10,6 +10,7 @@ from quire_gateway.response_cache import MAX_ANSWER_BYTES, CachedAnswer, Recordi
 from tests.gateway.conftest import slice_of
 from tests.gateway.kube_stub import llm_object
 from tests.gateway.test_relay import CHAT
+from tests.server.launch import NO_TLS
 
 ROUTE = {"models": ["chat"], "rules": [{"targets": [{"deployment": "tiny"}]}], "cache": {"ttlSeconds": 600}}
 BODY = {**CHAT, "model": "chat"}
@@ -28,7 +29,7 @@ def gateway(start, engines, proxy, kube):
 
 def ask(gateway, client="alice", **fields):
     headers = {"authorization": f"Bearer {client}"}
-    return httpx.post(gateway.url + PATH, json={**BODY, **fields}, headers=headers, timeout=60)
+    return httpx.post(gateway.url + PATH, json={**BODY, **fields}, headers=headers, timeout=60, verify=NO_TLS)
 
 
 def is_hit(answer):

@@ -9,6 +9,7 @@ import pytest
 
 from tests.gateway.conftest import slice_of
 from tests.gateway.kube_stub import llm_object
+from tests.server.launch import NO_TLS
 
 PATH = "/v1/responses"
 ASK = {"model": "tiny", "input": "Once upon a time", "max_output_tokens": 20, "temperature": 0}
@@ -78,11 +79,11 @@ def test_a_kept_response_may_be_long_and_one_that_is_cut_is_no_whole_one(routed,
     head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body)
     headers = {"connection": "close"}
     proxy.answer = head + body
-    answer = httpx.get(path, headers=headers, timeout=60)
+    answer = httpx.get(path, headers=headers, timeout=60, verify=NO_TLS)
     assert (answer.status_code, answer.content) == (200, body)
     proxy.answer, proxy.closes = head + body[:-5], True
     with pytest.raises(httpx.RemoteProtocolError):
-        httpx.get(path, headers=headers, timeout=60)
+        httpx.get(path, headers=headers, timeout=60, verify=NO_TLS)
 
 
 @pytest.mark.parametrize("response_id", ["resp_0123456789ab_00", "resp_00", "x"])
@@ -92,7 +93,7 @@ def test_what_no_replica_keeps_is_refused_by_the_gateway(shared, response_id):
     assert (refused.status_code, error["code"]) == (400, "previous_response_not_found")
     assert error["param"] == "previous_response_id" and "whole conversation" in error["message"]
     for method, what in (("GET", ""), ("DELETE", ""), ("GET", "/input_items"), ("POST", "/cancel")):
-        answer = httpx.request(method, f"{shared.url}{PATH}/{response_id}{what}", timeout=60)
+        answer = httpx.request(method, f"{shared.url}{PATH}/{response_id}{what}", timeout=60, verify=NO_TLS)
         assert (answer.status_code, answer.json()["error"]["code"]) == (404, "response_not_found")
 
 

@@ -13,6 +13,7 @@ from tests.gateway.conftest import slice_of
 from tests.gateway.fault_proxy import FaultProxy
 from tests.gateway.kube_stub import llm_object
 from tests.gateway.test_relay import CHAT, text_of
+from tests.server.launch import NO_TLS
 
 EXACT = {"greedy": {"temperature": 0}, "seeded": {"temperature": 1.5, "seed": 7}}
 BODY = {
@@ -61,7 +62,7 @@ def num_resumed(gateway):
 
 
 def metrics(gateway):
-    return httpx.get(gateway.url + "/metrics").text
+    return httpx.get(gateway.url + "/metrics", verify=NO_TLS).text
 
 
 def last_error(answer):

@@ -7,6 +7,7 @@ import pytest
 
 from tests.gateway.kube_stub import KubeStub, endpoint_slice, llm_object
 from tests.gateway.launch import Gateway
+from tests.server.launch import NO_TLS
 
 CHAT = "/v1/chat/completions"
 KEY = {"authorization": "Bearer sk-alice"}
@@ -30,7 +31,9 @@ def gateway(replica, tmp_path):
 
 
 def ask(gateway, headers=KEY, **body):
-    return httpx.post(gateway.url + CHAT, json={"model": "chat", **body}, headers=headers, timeout=60)
+    return httpx.post(
+        gateway.url + CHAT, json={"model": "chat", **body}, headers=headers, timeout=60, verify=NO_TLS
+    )
 
 
 def test_a_request_goes_to_the_target_under_its_name_and_the_key_goes_no_further(gateway):
@@ -49,12 +52,13 @@ def test_only_keys_of_clients_are_accepted_until_they_are_revoked_and_probes_nee
     refused = ask(gateway, {})
     assert (refused.status_code, refused.json()["error"]["code"]) == (401, "missing_api_key")
     assert refused.headers["www-authenticate"] == "Bearer"
-    assert httpx.get(f"{gateway.url}/v1/models").status_code == 401
-    names = httpx.get(f"{gateway.url}/v1/models", headers=KEY).json()["data"]
+    assert httpx.get(f"{gateway.url}/v1/models", verify=NO_TLS).status_code == 401
+    names = httpx.get(f"{gateway.url}/v1/models", headers=KEY, verify=NO_TLS).json()["data"]
     assert [one["id"] for one in names] == ["chat", "tiny"]
-    assert {httpx.get(gateway.url + path).status_code for path in ("/healthz", "/readyz", "/metrics")} == {
-        200
-    }
+    assert {
+        httpx.get(gateway.url + path, verify=NO_TLS).status_code
+        for path in ("/healthz", "/readyz", "/metrics")
+    } == {200}
     assert ask(gateway, {**KEY, "x-api-key": "sk-alice"}).status_code == 200
     assert ask(gateway, {**KEY, "x-api-key": "sk-other"}).status_code == 401, "two keys are none"
     gateway.kube.put(llm_object("LLMClient", "alice", {"keyHashes": []}))

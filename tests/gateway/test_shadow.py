@@ -28,6 +28,7 @@ from tests.gateway.fault_proxy import FaultProxy
 from tests.gateway.kube_stub import NAMESPACE, endpoint_slice, llm_object
 from tests.gateway.test_relay import CHAT
 from tests.gateway.test_routing_table import route
+from tests.server.launch import NO_TLS
 
 PATH = "/v1/chat/completions"
 BODY = {**CHAT, "model": "chat", "cache_salt": "mine"}
@@ -156,7 +157,7 @@ def test_a_copy_goes_on_when_its_client_hangs_up_and_ends_with_the_gateway(gatew
     shadow.is_stuck = True
     gateway = gateway_for()
     with pytest.raises(httpx.ReadTimeout):
-        httpx.post(gateway.url + PATH, json={**BODY, "stream": True}, timeout=3)
+        httpx.post(gateway.url + PATH, json={**BODY, "stream": True}, timeout=3, verify=NO_TLS)
     gateway.wait("the copy runs", lambda: len(shadow.requests) == 1)
     assert gateway.wait_requests(1)[-1]["outcome"] == "aborted"
     assert copies(gateway, "cancelled") == 0

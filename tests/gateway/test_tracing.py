@@ -12,7 +12,7 @@ from tests.gateway.conftest import LOOPBACK, num_held, outside_alone, slice_of, 
 from tests.gateway.kube_stub import llm_object
 from tests.gateway.test_relay import CHAT
 from tests.server import tiny_model
-from tests.server.launch import Server
+from tests.server.launch import NO_TLS, Server
 from tests.server.otlp import Spans, attributes
 
 PATH = "/v1/chat/completions"
@@ -64,7 +64,9 @@ def ask(gateway, body=BODY, *, sampled=True, model="chat"):
         "traceparent": f"00-{trace_id}-{span_id}-{'01' if sampled else '00'}",
         "authorization": f"Bearer {KEY}",
     }
-    answer = httpx.post(gateway.url + PATH, json={**body, "model": model}, headers=headers, timeout=60)
+    answer = httpx.post(
+        gateway.url + PATH, json={**body, "model": model}, headers=headers, timeout=60, verify=NO_TLS
+    )
     return answer, trace_id, span_id
 
 
@@ -125,7 +127,10 @@ def test_the_spans_of_a_client_the_gateway_and_the_engine_are_one_tree(traced, s
 def test_a_request_without_a_context_begins_a_trace_that_the_engine_joins(traced, spans):
     gateway = traced(num_replicas=1)
     headers = {"traceparent": "00-1", "tracestate": "other=state"}
-    assert httpx.post(gateway.url + PATH, json=BODY, headers=headers, timeout=60).status_code == 200
+    assert (
+        httpx.post(gateway.url + PATH, json=BODY, headers=headers, timeout=60, verify=NO_TLS).status_code
+        == 200
+    )
     found = spans.all_of_trace(gateway.wait_requests(1)[-1]["trace_id"], 6)
     request, (attempt,) = of_gateway(found)
     assert not request.get("parentSpanId") and len(children(found, attempt)) == 1
@@ -193,7 +198,7 @@ def test_a_request_that_is_wrong_is_a_span_without_an_attempt_and_without_an_err
 def test_the_client_decides_whether_its_trace_is_exported_and_a_share_of_the_others_is(traced, spans):
     gateway = traced(num_replicas=1, TRACE_SAMPLE_RATIO=0)
     _, silent, _ = ask(gateway, sampled=False)
-    assert httpx.post(gateway.url + PATH, json=BODY, timeout=60).status_code == 200
+    assert httpx.post(gateway.url + PATH, json=BODY, timeout=60, verify=NO_TLS).status_code == 200
     _, loud, _ = ask(gateway)
     spans.all_of_trace(loud, 6)
     lines = gateway.wait_requests(3)

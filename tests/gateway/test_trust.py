@@ -9,7 +9,7 @@ from tests.gateway.conftest import slice_of
 from tests.gateway.kube_stub import NAMESPACE, endpoint_slice, llm_object
 from tests.gateway.launch import Gateway
 from tests.server import adapter_files, tiny_model
-from tests.server.launch import Server
+from tests.server.launch import NO_TLS, Server
 
 CHAT = "/v1/chat/completions"
 BODY = {"messages": [{"role": "user", "content": "Once"}], "max_tokens": 5, "temperature": 0}
@@ -44,14 +44,18 @@ def engine(private_key, tmp_path_factory):
 
 def test_only_the_gateway_gets_answers_and_probes_and_metrics_need_no_token(engine):
     for headers in ({}, {"authorization": "Bearer x"}):
-        answer = httpx.post(engine.url + CHAT, json={**BODY, "model": "served"}, headers=headers)
+        answer = httpx.post(
+            engine.url + CHAT, json={**BODY, "model": "served"}, headers=headers, verify=NO_TLS
+        )
         assert (answer.status_code, answer.json()["error"]["code"]) == (401, "gateway_token_required")
-    forged = httpx.post(engine.url + CHAT, json=BODY, headers={"x-quire-gateway-token": "a.b.c"})
+    forged = httpx.post(
+        engine.url + CHAT, json=BODY, headers={"x-quire-gateway-token": "a.b.c"}, verify=NO_TLS
+    )
     assert (forged.status_code, forged.json()["error"]["code"]) == (401, "invalid_gateway_token")
     for path in ("/health", "/metrics"):
-        assert httpx.get(engine.url + path).status_code == 200
+        assert httpx.get(engine.url + path, verify=NO_TLS).status_code == 200
     for path in ("/readyz", "/livez"):
-        assert httpx.get(engine.health_url + path).status_code == 200
+        assert httpx.get(engine.health_url + path, verify=NO_TLS).status_code == 200
 
 
 def test_a_model_is_asked_for_by_its_deployment_s_name_whatever_the_engine_calls_it(
@@ -60,7 +64,9 @@ def test_a_model_is_asked_for_by_its_deployment_s_name_whatever_the_engine_calls
     gateway = start(slice_of("one", engine), SIGNING_KEY_FILE=private_key)
     mine = {"x-quire-gateway-token": "a.b.c", "authorization": "Bearer mine"}
 
-    answer = httpx.post(gateway.url + CHAT, json={**BODY, "model": "tiny"}, headers=mine, timeout=60)
+    answer = httpx.post(
+        gateway.url + CHAT, json={**BODY, "model": "tiny"}, headers=mine, timeout=60, verify=NO_TLS
+    )
     assert answer.status_code == 200, answer.text
     assert answer.json()["usage"]["completion_tokens"] > 0
     assert gateway.post(CHAT, {**BODY, "model": "served"}).status_code == 404, "the gateway's names count"
