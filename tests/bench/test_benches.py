@@ -158,7 +158,8 @@ def test_quantised_checkpoints_are_measured(tmp_path):
     assert {"fp8", "int8", "awq", "gptq", "4 bits to the nearest", *served} <= set(rows)
 
 
-def test_scheduling_is_measured():
+def test_scheduling_is_measured(monkeypatch):
+    monkeypatch.setattr(scheduler, "STEPS", 50)
     assert "fcfs" in table_rows(scheduler.table())
 
 
@@ -179,7 +180,8 @@ def test_kv_memory_is_measured():
     assert len(table_rows(kv_waste.table())) == 5
 
 
-def test_the_prefix_cache_is_measured(directory):
+def test_the_prefix_cache_is_measured(directory, monkeypatch):
+    monkeypatch.setattr(prefix, "REPEATS", 1)
     assert "tokens a second" in prefix.report(directory)
 
 
