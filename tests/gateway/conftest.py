@@ -17,6 +17,7 @@ from tests.gateway.kube_stub import NAMESPACE, KubeStub, endpoint_slice, llm_obj
 from tests.gateway.launch import Gateway
 from tests.server import tiny_model
 from tests.server.launch import Server
+from tests.server.otlp import Spans
 
 SLEEPS = {"autoscaling": {"minReplicas": 0, "maxReplicas": 2}}
 IN_CLUSTER = {"POD_NAMESPACE": NAMESPACE, "POD_NAME": "gateway-1"}
@@ -39,12 +40,19 @@ def clock():
 
 
 @pytest.fixture(scope="session")
-def engines(tmp_path_factory):
-    """Two replicas of one model."""
+def spans():
+    with Spans() as spans:
+        yield spans
+
+
+@pytest.fixture(scope="session")
+def engines(tmp_path_factory, spans):
+    """Two replicas of one model, which export their spans."""
     model = tiny_model.write(tmp_path_factory.mktemp("models") / "tiny")
+    flags = ("--otlp-endpoint", spans.url)
     with (
-        Server(model, tmp_path_factory.mktemp("one")) as one,
-        Server(model, tmp_path_factory.mktemp("two")) as two,
+        Server(model, tmp_path_factory.mktemp("one"), *flags) as one,
+        Server(model, tmp_path_factory.mktemp("two"), *flags) as two,
     ):
         yield one.wait_ready(), two.wait_ready()
 

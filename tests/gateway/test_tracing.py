@@ -11,9 +11,8 @@ from e2e.ports import free_port
 from tests.gateway.conftest import LOOPBACK, num_held, outside_alone, slice_of, wake
 from tests.gateway.kube_stub import llm_object
 from tests.gateway.test_relay import CHAT
-from tests.server import tiny_model
-from tests.server.launch import NO_TLS, Server
-from tests.server.otlp import Spans, attributes
+from tests.server.launch import NO_TLS
+from tests.server.otlp import attributes
 
 PATH = "/v1/chat/completions"
 KEY = "sk-client"
@@ -21,24 +20,6 @@ SECRET = "xylophone"
 BODY = {**CHAT, "messages": [{"role": "user", "content": SECRET}], "max_tokens": 4, "ignore_eos": True}
 STREAM = {**BODY, "stream": True, "temperature": 1}  # that no other replica can go on with
 ERROR = "STATUS_CODE_ERROR"
-
-
-@pytest.fixture(scope="module")
-def spans():
-    with Spans() as spans:
-        yield spans
-
-
-@pytest.fixture(scope="module")
-def engines(tmp_path_factory, spans):
-    """Two replicas that export their spans."""
-    model = tiny_model.write(tmp_path_factory.mktemp("models") / "tiny")
-    flags = ("--otlp-endpoint", spans.url)
-    with (
-        Server(model, tmp_path_factory.mktemp("one"), *flags) as one,
-        Server(model, tmp_path_factory.mktemp("two"), *flags) as two,
-    ):
-        yield one.wait_ready(), two.wait_ready()
 
 
 @pytest.fixture
