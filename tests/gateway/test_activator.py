@@ -145,8 +145,9 @@ def test_two_hundred_that_wait_are_all_answered_and_never_more_at_once_than_the_
 ):
     slots = 8
     gateway = asleep({**SLEEPS, "engine": {"maxNumSeqs": slots}})
+    body = {**CHAT, "max_tokens": 4}
     asked = [
-        background(gateway.post, "/v1/chat/completions", {**CHAT, "stream": index % 2 == 0})
+        background(gateway.post, "/v1/chat/completions", {**body, "stream": index % 2 == 0})
         for index in range(200)
     ]
     gateway.wait("all wait", lambda: num_held(gateway) == 200)
