@@ -24,6 +24,8 @@ SYMMETRIC_ZERO = 8
 _LANES = 16
 #: Which number the largest weight of a group becomes: the scales that are tried.
 _ENDS = (7.0, 8.0, 9.0)
+#: Smaller weights count as zeros: the factors of a group of them would be infinite.
+_LEAST = 2.0**-120
 _AT_ONCE = 1 << 16  # weights that are rounded at once: what stays in the cache
 
 
@@ -142,7 +144,7 @@ def _round(weight: Tensor) -> tuple[Tensor, Tensor]:
     groups = weight.float().view(weight.shape[0], -1, GROUP)
     low, high = groups.amin(-1, keepdim=True), groups.amax(-1, keepdim=True)
     peaks = torch.where(high > -low, high, low)
-    factors = torch.where(peaks == 0, 0.0, -1 / peaks)
+    factors = torch.where(peaks.abs() < _LEAST, 0.0, -1 / peaks)
     # With the best scale for these numbers the squared error is that of zeros less this gain.
     most, best = torch.full_like(peaks, -1), torch.zeros_like(peaks)
     for end in _ENDS:

@@ -85,6 +85,16 @@ def test_zeros_stay_zeros() -> None:
 
 
 @pytest.mark.usefixtures("either_way")
+@pytest.mark.parametrize("weight", [1e-45, 1e-40, 2e-39, 1e-38, 1e-36])
+def test_weights_whose_inverse_is_no_number_are_zeros(weight: float) -> None:
+    weights = torch.randn(32, 64)
+    weights[3], weights[5, :32] = torch.tensor(32 * [weight, 0.0]), -weight
+    result = int4_linear(torch.randn(3, 64), quantise_int4(weights), None)
+    assert result.isfinite().all() and (result[:, 5].abs() > 0.01).any()
+    assert (result[:, 3].abs() < 1e-30).all()
+
+
+@pytest.mark.usefixtures("either_way")
 def test_weights_on_a_grid_of_16_numbers_are_kept_and_others_lose_less_than_by_the_nearest() -> None:
     x = torch.randint(-127, 128, (4, 128)).float()
     x[:, ::32] = 127  # whole numbers of which none is rounded
