@@ -30,6 +30,8 @@ def merged(texts: Sequence[str]) -> str:
     """
     heading, machine = texts[0].splitlines()[0], texts[0].rstrip().splitlines()[-1]
     rows = [[_cells(line) for line in text.splitlines() if line.startswith("|")] for text in texts]
+    if any(_names(one) != _names(rows[0]) for one in rows):
+        raise ValueError(f"{heading}: runs differ in their rows or columns. Delete those of another version.")
     table = []
     for lines in zip(*rows, strict=True):
         if lines[0][0].startswith("---") or lines[0] == rows[0][0]:
@@ -37,6 +39,11 @@ def merged(texts: Sequence[str]) -> str:
             continue
         table.append([lines[0][0], *map(_range, zip(*(line[1:] for line in lines), strict=True))])
     return "\n".join([heading, "", *(f"| {' | '.join(cells)} |" for cells in table), "", machine, ""])
+
+
+def _names(rows: Sequence[Sequence[str]]) -> tuple[Sequence[Sequence[str]], Sequence[tuple[str, int]]]:
+    """The columns, and each row's name with its number of cells."""
+    return rows[:1], [(row[0], len(row)) for row in rows]
 
 
 def _cells(line: str) -> list[str]:
@@ -64,6 +71,8 @@ def report() -> str:
         groups: dict[str, list[tuple[str, str]]] = {}
         for path in sorted((RUNS / section).glob("*.md")):
             text = path.read_text()
+            if not text.startswith("## "):
+                raise ValueError(f"{path} is no table of a run. Delete it.")
             groups.setdefault(text.rstrip().splitlines()[-1], []).append((path.stem, text))
         for runs in groups.values():
             times = ", ".join(stem for stem, _ in runs)
