@@ -58,8 +58,9 @@ def _of_checkpoint(wanted: str, checkpoint: Quantization, is_faster: bool) -> tu
     if checkpoint.is_int4 and wanted == "int4":
         return f"{checkpoint.method}, int4", make_int4_linear
     if wanted not in ("auto", "none"):
+        takes = " int4 takes 4 bits in groups of a multiple of 32 or whole rows, without desc_act."
         raise ConfigError(
             f"The model is quantised already ({checkpoint.method}): drop --quantization {wanted}, "
-            "or serve the checkpoint that it was made from."
+            f"or serve the checkpoint that it was made from.{takes if wanted == 'int4' else ''}"
         )
     return checkpoint.method, Linear
