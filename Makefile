@@ -45,10 +45,10 @@ check: $(READY) ## ruff, mypy, import contracts, the workflow file, tests/contra
 	@git ls-files '*.py' | xargs wc -l | awk '$$1 > 600 && $$2 != "total" {print "over 600 lines, still one idea? " $$2 ": " $$1}'
 	$(PYTEST) -q -n 2 --dist worksteal tests/contracts
 
-# Six workers for two CPUs, because more than a third of the time is spent waiting for servers and timers. Tests of one file stay together,
+# Four workers for two CPUs keep these busy: tests wait for servers and timers. Tests of one file stay together,
 # so that most fixtures are made once.
 unit: setup ## Every test that needs no cluster, but for those of `make check`
-	OMP_NUM_THREADS=1 $(PYTEST) -q -n 6 --dist worksteal --ignore=tests/contracts tests \
+	OMP_NUM_THREADS=1 $(PYTEST) -q -n 4 --dist worksteal --ignore=tests/contracts tests \
 		-m "not api and not cluster and not soak and not kernels and not images and not deep"
 
 # Last it is checked that every fault, exception handler and failure reason was exercised. On a cluster of the user's
