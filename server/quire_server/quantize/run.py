@@ -66,7 +66,7 @@ class _Job:
         prefixes = [
             part for index in range(source.config.num_layers) for part in _matrices(source.skeleton(index))
         ]
-        self._group_size = schemes.group_size(prefixes) if scheme.has_groups else 0
+        self._group_size = schemes.group_size(source.config.hidden_size, prefixes) if scheme.has_groups else 0
         self.document = scheme.document(source.config, self._group_size)
         parsed = quantization_config.parse(ConfigFields(self.document))
         assert parsed is not None and isinstance(parsed.weights, Packed | Scaled)

@@ -16,7 +16,8 @@ from quire_server.models.config import ModelConfig
 from quire_server.quantize import awq, fp8, gptq, int8
 from quire_server.quantize.calibrated_layer import CalibratedLayer, ObservedLinear
 
-_GROUP_SIZES = (128, 64)
+_GROUP_SIZES = (128, 64, 32)
+_SMALL = 1024  # hidden size up to which four bits cost so much that groups are small
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +73,15 @@ SCHEMES: Mapping[str, Scheme] = {
 }
 
 
-def group_size(in_sizes: Iterable[tuple[str, int]]) -> int:
-    """The largest group size that divides the inputs of every matrix. Raises ConfigError if there is none."""
+def group_size(hidden_size: int, in_sizes: Iterable[tuple[str, int]]) -> int:
+    """The largest group size that divides the inputs of every matrix; 32 if the model is small. Raises
+    ConfigError if there is none.
+    """
     sizes = dict(in_sizes)
-    for size in _GROUP_SIZES:
+    for size in _GROUP_SIZES[-1:] if hidden_size <= _SMALL else _GROUP_SIZES:
         if not any(in_size % size for in_size in sizes.values()):
             return size
     name, in_size = next((name, size) for name, size in sizes.items() if size % _GROUP_SIZES[-1])
     raise ConfigError(
-        f"{name} has {in_size} inputs, which groups of 128 or 64 do not divide. Use --scheme int8 or fp8."
+        f"{name} has {in_size} inputs, which groups of 32 do not divide. Use --scheme int8 or fp8."
     )

@@ -1,4 +1,4 @@
-"""Small random models with a tokenizer, of sizes that groups of 64 divide, and texts for them."""
+"""Small random models with a tokenizer, of sizes that groups of 32 divide, and texts for them."""
 
 import random
 from pathlib import Path

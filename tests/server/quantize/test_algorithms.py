@@ -59,6 +59,40 @@ def test_gptq_compensates_errors_if_inputs_are_correlated() -> None:
     assert output_error(linear, made, inputs) < 0.5 * output_error(linear, rounded_to_nearest(linear), inputs)
 
 
+def test_columns_with_large_inputs_are_rounded_first_and_codes_come_back_in_order() -> None:
+    torch.manual_seed(4)
+    inputs = torch.randn(600, 192)
+    inputs[:, [70, 130]] *= torch.tensor([30.0, 10.0])
+    linear = observed_linear(inputs)
+    groups, seen = list[torch.Tensor](), linear.weight.unflatten(1, (-1, GROUP))
+
+    def fit(columns: torch.Tensor, importance: torch.Tensor) -> Grid:
+        groups.append(importance)
+        return Grid.around(columns, calibrated_layer_of().stored)
+
+    moments = torch.diag(linear.inputs.second.diagonal())  # uncorrelated: nothing is compensated
+    codes, grids = gptq.compensated(linear.weight, moments, GROUP, fit)
+    assert [float(importance.argmax()) for importance in groups] == [0, 0, 0]
+    assert groups[0].max() > groups[1].max() > groups[2].max()
+    nearest = Grid.around(seen, calibrated_layer_of().stored)
+    assert torch.equal(codes, nearest.codes(seen).flatten(1))
+    assert torch.equal(torch.cat([grid.scales for grid in grids], 1), nearest.scales[..., 0])
+
+
+def test_coordinate_descent_lessens_the_error_that_compensation_leaves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    inputs = correlated_inputs()
+    linear = observed_linear(inputs)
+
+    def error(rounds: int) -> float:
+        monkeypatch.setattr(gptq, "_ROUNDS", rounds)
+        made = weight(gptq.quantise(calibrated_layer_of(linear, dtype=torch.float16))[linear])
+        return output_error(linear, made, inputs)
+
+    assert error(2) < error(1) < 0.97 * error(0)
+
+
 @pytest.mark.parametrize("algorithm", [fp8, int8])
 def test_the_eight_bit_schemes_compensate_errors_too(algorithm) -> None:
     inputs = correlated_inputs()

@@ -18,6 +18,7 @@ from quire_server.layers.linear import LinearShape
 from quire_server.layers.quantized.int8 import StoredInt8
 from quire_server.model_dir.files import write_manifest
 from quire_server.quantize import run as quantizer
+from quire_server.quantize import schemes
 from quire_server.quantize.schemes import SCHEMES
 from quire_server.runner.loader import Checkpoint
 from tests.server.models import compressed_tensors_oracle as compressed
@@ -145,10 +146,17 @@ def test_four_bits_are_in_groups_and_nothing_is_reordered(written: dict[str, Pat
     for scheme in ("awq", "gptq"):
         document = json.loads((written[scheme] / "config.json").read_text())["quantization_config"]
         weights = document["config_groups"]["group_0"]["weights"]
-        assert (weights["num_bits"], weights["group_size"], weights["strategy"]) == (4, 64, "group")
+        assert (weights["num_bits"], weights["group_size"], weights["strategy"]) == (4, 32, "group")
         assert "actorder" not in weights
         names = load_file(written[scheme] / "model.safetensors").keys()
         assert not any(name.endswith("g_idx") for name in names)
+
+
+def test_a_small_model_has_groups_of_32_and_others_the_largest_that_divide_their_inputs() -> None:
+    assert schemes.group_size(1024, [("a", 1024), ("b", 4096)]) == 32
+    assert schemes.group_size(2048, [("a", 2048), ("b", 8192)]) == 128
+    assert schemes.group_size(2048, [("a", 2048), ("b", 704)]) == 64
+    assert schemes.group_size(2048, [("a", 2048), ("b", 1056)]) == 32
 
 
 def command(model: Path, scheme: str, out: Path, *more: str) -> int:
@@ -209,9 +217,9 @@ def test_errors_are_reported_and_leave_nothing_behind(
 
 
 def test_groups_that_do_not_divide_the_inputs_are_refused_by_name(tmp_path: Path, text: Path) -> None:
-    small_models.build(tmp_path / "float", intermediate_size=96)
+    small_models.build(tmp_path / "float", intermediate_size=80)
     with pytest.raises(
-        QuireServerError, match=r"mlp\.down_proj has 96 inputs, which groups .* do not divide"
+        QuireServerError, match=r"mlp\.down_proj has 80 inputs, which groups .* do not divide"
     ):
         quantise(tmp_path / "float", "gptq", text, tmp_path / "out")
     assert not (tmp_path / "out").exists()
