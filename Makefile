@@ -102,7 +102,7 @@ kernels: $(READY) ## Every kernel in Triton's interpreter, in the full form: min
 
 unit-deep: setup ## The unit tests that `make unit` leaves out because they take long, and all random examples
 	OMP_NUM_THREADS=1 ALL_EXAMPLES=true FUZZ_EXAMPLES=60 CROSS_TALK_MINUTES=1 RANK_KILLS=5 $(PYTEST) -q -n 3 \
-		--dist worksteal --ignore=tests/contracts -m "(deep or hypothesis) and not cluster" tests
+		--dist worksteal -m "(deep or hypothesis) and not cluster" tests
 
 soak: $(READY) ## Twenty minutes of overload, fifty killed engines, replicas and ranks, half an hour of clients with secrets
 	CROSS_TALK_MINUTES=30 $(PYTEST) -q --log-cli-level info tests/server/serving/test_cross_talk.py

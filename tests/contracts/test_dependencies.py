@@ -5,7 +5,6 @@ Floors are compared here, because a feed of advisories cannot be reached everywh
 
 from __future__ import annotations
 
-import ast
 import re
 import shlex
 import subprocess
@@ -18,6 +17,8 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
+
+from tests.contracts import source_code
 
 ROOT = Path(__file__).parents[2]
 REQUIREMENTS = ROOT / "requirements"
@@ -114,21 +115,15 @@ def test_no_code_of_quire_uses_what_an_accepted_advisory_is_about() -> None:
         for folder in ("kernels", "operator", "server")
         for path in sorted((ROOT / folder).rglob("*.py"))
         for module, advisory in affected.items()
-        if module in modules(ast.parse(path.read_text(encoding="utf-8")))
+        if module in modules(path)
     ]
     assert used == []
 
 
-def modules(tree: ast.AST) -> set[str]:
+def modules(path: Path) -> set[str]:
     """The modules that a file imports, and the dotted names that it uses, with all that contain them."""
-    names: set[str] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-        elif isinstance(node, ast.Attribute):
-            names.add(ast.unparse(node))
+    source = source_code.of_file(path)
+    names = source.imports | source.attributes
     return {".".join(name.split(".")[:length]) for name in names for length in range(1, name.count(".") + 2)}
 
 

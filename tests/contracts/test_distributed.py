@@ -1,18 +1,10 @@
 """What the ranks of a model exchange goes through one module, and nothing of it can run code."""
 
-import ast
 from pathlib import Path
 
+from tests.contracts import source_code
+
 ROOT = Path(__file__).parents[2]
-
-
-def imports(path):
-    """Every module or name that a file imports, with dots."""
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
 def importers(*modules):
@@ -21,7 +13,11 @@ def importers(*modules):
         path.name
         for folder in ("server", "kernels")
         for path in (ROOT / folder).rglob("*.py")
-        if any(name == one or name.startswith(one + ".") for name in imports(path) for one in modules)
+        if any(
+            name == one or name.startswith(one + ".")
+            for name in source_code.of_file(path).imports
+            for one in modules
+        )
     }
 
 

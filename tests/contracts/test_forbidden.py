@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import os
 import re
 import subprocess
@@ -11,6 +10,8 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+
+from tests.contracts import source_code
 
 ROOT = Path(__file__).parents[2]
 
@@ -65,7 +66,7 @@ def test_no_module_reads_a_format_that_runs_code() -> None:
     found = {
         f"{path.relative_to(ROOT)} imports {name}"
         for path in modules()
-        for name in _imports(path)
+        for name in source_code.of_file(path).imports
         if name.partition(".")[0] in CODE_FORMATS
     }
     assert found == set()
@@ -73,7 +74,9 @@ def test_no_module_reads_a_format_that_runs_code() -> None:
 
 def test_no_module_runs_text_as_code() -> None:
     assert {
-        f"{path.relative_to(ROOT)}: {call}" for path in modules() for call in _calls(path) if call in CALLS
+        f"{path.relative_to(ROOT)}: {call}"
+        for path in modules()
+        for call in source_code.of_file(path).called & CALLS
     } == set()
 
 
@@ -90,15 +93,15 @@ def test_no_module_runs_text_as_code() -> None:
     ],
 )
 def test_another_name_hides_no_such_call(text: str) -> None:
-    assert CALLS & set(_called(ast.parse(text)))
+    assert CALLS & source_code.of_text(text).called
 
 
 def test_no_program_is_started_through_a_shell() -> None:
     found = {
-        f"{path.relative_to(ROOT)}:{node.lineno}"
+        f"{path.relative_to(ROOT)}:{line}"
         for path in modules()
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.keyword) and node.arg == "shell" and not _is_false(node.value)
+        for line, name, value in source_code.of_file(path).keywords
+        if name == "shell" and value is not False
     }
     assert found == set()
 
@@ -112,33 +115,3 @@ def test_nothing_names_where_packages_were_fetched_from() -> None:
     urls = [url for variable in INDEX_VARIABLES for url in re.split(r"[\s,|]+", os.environ.get(variable, ""))]
     hosts = {host for url in urls if (host := urlsplit(url).hostname)} - PUBLIC_HOSTS
     assert {f"{name}: {host}" for name, text in tracked() for host in hosts if host.encode() in text} == set()
-
-
-def _imports(path: Path) -> Iterator[str]:
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            yield node.module
-
-
-def _calls(path: Path) -> Iterator[str]:
-    return _called(ast.parse(path.read_text(encoding="utf-8")))
-
-
-def _called(tree: ast.AST) -> Iterator[str]:
-    """Full names of what is called, by whatever name it was imported."""
-    origin = {"builtins": ""}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            origin |= {alias.asname: alias.name for alias in node.names if alias.asname}
-        elif isinstance(node, ast.ImportFrom):
-            origin |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call):
-            first, dot, rest = ast.unparse(node.func).partition(".")
-            yield (origin.get(first, first) + dot + rest).removeprefix("builtins").removeprefix(".")
-
-
-def _is_false(node: ast.expr) -> bool:
-    return isinstance(node, ast.Constant) and node.value is False

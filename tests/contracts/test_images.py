@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import ast
 from pathlib import Path
 
 import pytest
 
 from e2e.images.recipe import IMAGES, Recipe
+from tests.contracts import source_code
 
 ROOT = Path(__file__).parents[2]
 
 
 def imported(package: Path) -> set[str]:
-    found = set()
-    for path in package.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            modules = [node.module] if isinstance(node, ast.ImportFrom) else []
-            modules += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            found |= {str(module).partition(".")[0] for module in modules}
-    return {name for name in found if name.startswith("quire_")}
+    names = {name for path in package.rglob("*.py") for name in source_code.of_file(path).imports}
+    return {top for name in names if (top := name.partition(".")[0]).startswith("quire_")}
 
 
 @pytest.mark.parametrize("image", IMAGES, ids=lambda image: image.name)

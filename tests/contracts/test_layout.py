@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import ast
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.contracts import source_code
 
 ROOT = Path(__file__).parents[2]
 SHELVES = {
@@ -51,24 +51,18 @@ def test_tests_are_no_packages() -> None:
 
 def test_no_function_is_longer_than_a_screen() -> None:
     checked = [*sources("operator", "server", "e2e")]
-    long = {name: lines for path in checked for name, lines in _functions(path) if lines > MAX_FUNCTION_LINES}
-    assert long == {}
+    assert {
+        f"{path.relative_to(ROOT)}:{name}": lines
+        for path in checked
+        for name, lines in source_code.of_file(path).functions
+        if lines > MAX_FUNCTION_LINES
+    } == {}
 
 
 def test_every_module_says_why_it_exists() -> None:
     silent = [
         str(path)
         for path in [*packages(), *sources("e2e")]
-        if path.read_text(encoding="utf-8").strip() and not ast.get_docstring(_tree(path))
+        if path.read_text(encoding="utf-8").strip() and not source_code.of_file(path).docstring
     ]
     assert silent == []
-
-
-def _tree(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
-
-
-def _functions(path: Path) -> Iterator[tuple[str, int]]:
-    for node in ast.walk(_tree(path)):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield f"{path.relative_to(ROOT)}:{node.name}", (node.end_lineno or node.lineno) - node.lineno + 1

@@ -20,6 +20,7 @@ from quire_server.api.protocol.names import is_adapter_name
 from quire_server.fetch import adapter_list, adapter_sidecar, source
 from quire_server.fetch.command import parser
 from quire_server.termination import EXIT_CODES
+from tests.examples import examples
 
 SETTINGS = Settings(engine_image="registry.example/quire-server:1", credential_hosts=("*.example.com",))
 
@@ -52,7 +53,7 @@ ADMITTED = st.one_of(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(ADMITTED)
 def test_whatever_the_api_admits_names_a_source(text: str) -> None:
     source.parse(text)
@@ -135,7 +136,7 @@ def test_variables_that_the_administrator_allows_are_taken_by_the_sidecar() -> N
     assert found.entries[0].environment["GIT_TRACE"] == "1"
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(specs.random_bodies())
 def test_whatever_adapters_the_api_admits_the_sidecar_takes(body: specs.Body) -> None:
     if spec.parse(body).follows_adapters:

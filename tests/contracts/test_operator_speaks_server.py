@@ -25,6 +25,7 @@ from quire_server.health.heartbeat import Control, Heartbeat, Phase, Process, Ra
 from quire_server.health.rank_states import Group, rank_states
 from quire_sizing import memory as sizing
 from tests import kubelet
+from tests.examples import examples
 
 SETTINGS = Settings(
     engine_image="registry.example/quire-server:1", allow_faults=True, credential_hosts=("*.example.com",)
@@ -195,7 +196,7 @@ def test_operator_and_server_have_the_same_largest_group() -> None:
     assert schema.MAX_RANKS == MAX_RANKS
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(specs.random_bodies())
 def test_whatever_the_api_admits_the_server_can_be_started_with(body: specs.Body) -> None:
     engine = {key: value for key, value in body["spec"].get("engine", {}).items() if key != "extraArgs"}
