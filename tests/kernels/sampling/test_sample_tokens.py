@@ -33,6 +33,7 @@ def test_the_function_is_built() -> None:
 
 
 # Flat and steep distributions, below and above the size of a block and of what is sorted.
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("vocab", [1, 3, 63, 64, 65, 1000, 40_001])
 @pytest.mark.parametrize("spread", [0.0, 0.1, 1.0, 4.0, 30.0])
 @pytest.mark.parametrize("given", [

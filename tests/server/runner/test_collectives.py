@@ -126,6 +126,7 @@ def test_scored_prompts_add_gathers_of_their_positions_and_no_sums(
     assert [calls for _, _, calls, _ in decodes] == [formula(ranks, 1, 1, is_greedy=True)] * 2
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("sampling", [
     SamplingParams(9, temperature=0.7, seed=1, ignore_eos=True),
     greedy(9, logprobs=0),

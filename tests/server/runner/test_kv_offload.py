@@ -69,6 +69,7 @@ def test_no_tier_takes_more_bytes_than_configured(directory: Path, tmp_path: Pat
         runner.close()
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("mode", PreemptionMode)
 @pytest.mark.parametrize("caching", [True, False])
 def test_no_answer_comes_from_anothers_prompt(

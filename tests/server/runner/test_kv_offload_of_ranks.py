@@ -68,6 +68,7 @@ def test_the_tiers_of_all_ranks_together_take_the_bytes_that_were_configured(ran
     assert SIZE - block < slots * block <= SIZE
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("number", [0, 1])
 def test_a_part_that_changed_on_one_ranks_host_is_computed_again(
     ranks: Ranks, alone: list[list[int]], number: int
@@ -79,6 +80,7 @@ def test_a_part_that_changed_on_one_ranks_host_is_computed_again(
     assert engine.scheduler.kv.stats().corrupt > 0
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("number", [0, 1])
 def test_a_part_that_changed_on_one_ranks_disk_is_computed_again(
     ranks: Ranks, alone: list[list[int]], monkeypatch: pytest.MonkeyPatch, number: int
@@ -167,6 +169,7 @@ def test_while_every_request_waits_for_a_slow_disk_there_are_few_steps(
     assert len(empty) <= reads + 4 + sum(empty) / kv_offload._IDLE_WAIT_SECONDS, "it spins"
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("number", [0, 1])
 def test_when_one_ranks_disk_fails_the_tier_is_off_and_no_request_fails(
     ranks: Ranks, alone: list[list[int]], monkeypatch: pytest.MonkeyPatch, number: int

@@ -154,6 +154,7 @@ def drafted_answers(runner, method, *, late=()):
     return answers, errors, engine.scheduler.stats.speculation.accepted_tokens
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("method", [SpeculativeMethod.NGRAM, SpeculativeMethod.DRAFT_MODEL])
 @pytest.mark.parametrize("late", [(), (LONG,)], ids=["drafts alone", "a long prompt beside drafts"])
 def test_a_step_with_drafts_loses_one_request_and_the_others_keep_theirs(drafting, monkeypatch, method, late):

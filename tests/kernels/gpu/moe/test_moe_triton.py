@@ -21,6 +21,7 @@ GROUPS: dict[str, Any] = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("case", cases(GROUPS), ids=str)
 def test_rows_are_grouped_by_owner_in_their_order(case: dict[str, Any], device: str) -> None:
     count, owners, size = case["count"], case["owners"], case["size"]

@@ -69,6 +69,7 @@ def layer(weights: WeightFormat, device: str, dtype: torch.dtype = torch.bfloat1
     return made
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("kind", FORMATS)
 @pytest.mark.parametrize("rows", [1, 5, 40])
 def test_formats_with_a_kernel_are_not_dequantized(kind: str, rows: int, device: str) -> None:

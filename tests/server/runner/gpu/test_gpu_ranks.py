@@ -196,6 +196,7 @@ def test_what_ranks_take_while_they_compute_is_not_given_to_the_kv_cache(
     assert started(FakeDevice(total), FakeDevice(total)).runner.num_blocks == 20
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("number", [0, 1])
 def test_when_one_gpu_has_no_memory_all_ranks_drop_the_same_request(
     whole: ModelRunner,

@@ -113,6 +113,7 @@ def start(directory: Path) -> Iterator[Callable[..., Side]]:
         each.close()
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("prefill", SIZES, ids=str)
 @pytest.mark.parametrize("decode", [(1, 1), (2, 1), (1, 2)], ids=str)
 def test_a_prefix_of_another_server_gives_the_answer_of_one_server(

@@ -83,6 +83,7 @@ def test_experts_and_norms_of_every_kind_too(name: str, tmp_path: Path) -> None:
     assert InProcessEngine(runner).generate(PROMPTS[:3], greedy(5)) == expected
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("scheme", ["int4 w4a16", "fp8 by channel", "int8 w8a8", "fp8 by block"])
 def test_quantised_weights_are_streamed_in_their_stored_form(
     scheme: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
