@@ -1,6 +1,6 @@
 """Story: deleting an LLMDeployment deletes its objects; uninstalling the operator deletes no model.
 
-It runs last, so it also looks at what the operator wrote in all stories.
+What is marked alone runs last, so it also looks at what the operator wrote in all stories.
 """
 
 from __future__ import annotations
@@ -15,9 +15,8 @@ from e2e.stories.deployment import CHILDREN, NAME_LABEL, SERVED_NAME, LLMDeploym
 from e2e.stories.release import NAMESPACE, RELEASE, OperatorRelease
 from e2e.stories.waiting import eventually
 
-pytestmark = pytest.mark.alone  # the operator is uninstalled
 
-
+@pytest.mark.alone  # and last
 def test_the_operator_wrote_only_kinds_that_it_needs(operator: OperatorRelease) -> None:
     """After all stories before, which made it write what it ever writes."""
     written = {what.split()[0] for what in operator.write_record.writes()}
@@ -48,6 +47,7 @@ def test_deleting_the_deployment_deletes_everything_it_owned(
         )
 
 
+@pytest.mark.alone  # the operator is uninstalled
 def test_pods_keep_serving_without_the_operator_and_no_finalizer_blocks_a_deletion(
     kube: Kubectl, operator: OperatorRelease, deploy: Callable[..., LLMDeployment]
 ) -> None:
