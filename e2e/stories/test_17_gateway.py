@@ -292,7 +292,7 @@ def test_conversations_move_to_a_new_model_step_by_step_and_back_where_it_fails(
 def test_a_model_without_requests_stops_and_all_who_wait_for_it_are_answered(
     gateway: str, model: LLMDeployment
 ) -> None:
-    scaling = {"minReplicas": 0, "maxReplicas": 2, "idle": {"afterSeconds": 15}}
+    scaling = {"minReplicas": 0, "maxReplicas": 2, "idle": {"afterSeconds": 8}}
     model.patch({"replicas": None, "autoscaling": scaling})
     try:
         eventually("it is idle", lambda: model.status()["phase"] == "Idle" and not model.pods())
