@@ -22,7 +22,7 @@ FOREIGN := $(filter-out $(abspath .cluster/kubeconfig),$(abspath $(KUBECONFIG)))
 COMPILE = .venv/bin/uv pip compile --quiet --python-version 3.11 --python-platform x86_64-unknown-linux-gnu \
 	--generate-hashes --no-emit-index-url --no-annotate --no-header --constraint requirements/floors.txt
 
-.PHONY: help setup up down check unit computing kernels test unit-deep clusters servers artifacts stories stories-alone deep servers-deep stories-deep soak chaos keda bench bench-gateway bench-gpu images audit docs lock lock-base
+.PHONY: help setup up down check unit kernels test unit-deep clusters servers artifacts stories stories-alone deep servers-deep stories-deep soak chaos keda bench bench-gateway bench-gpu images audit docs lock lock-base
 
 help: ## This list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -45,21 +45,11 @@ check: $(READY) ## ruff, mypy, import contracts, the workflow file, tests/contra
 	@git ls-files '*.py' | xargs wc -l | awk '$$1 > 600 && $$2 != "total" {print "over 600 lines, still one idea? " $$2 ": " $$1}'
 	$(PYTEST) -q -n 2 --dist worksteal tests/contracts
 
-IS_UNIT := "not api and not cluster and not soak and not kernels and not images and not deep"
-# Tests that only compute, and look at no clock. `make test` runs them at the lowest priority beside those of
-# clusters, which leave a fifth of the CPUs idle.
-COMPUTING := tests/chart tests/kernels/gpu tests/kernels/sampling tests/server/models tests/server/quantize
-
 # Four workers for two CPUs keep these busy: tests wait for servers and timers. Tests of one file stay together,
 # so that most fixtures are made once.
 unit: setup ## Every test that needs no cluster, but for those of `make check`
-	OMP_NUM_THREADS=1 $(PYTEST) -q -n 4 --dist worksteal $(addprefix --ignore=,tests/contracts $(WITHOUT)) tests \
-		-m $(IS_UNIT)
-
-computing: $(READY)
-	@OMP_NUM_THREADS=1 nice -n 19 $(PYTEST) -q -n 2 --dist worksteal -m $(IS_UNIT) $(COMPUTING) \
-		>.cache/computing.log 2>&1 || { cat .cache/computing.log; exit 1; }
-	@tail -n 1 .cache/computing.log
+	OMP_NUM_THREADS=1 $(PYTEST) -q -n 4 --dist worksteal --ignore=tests/contracts tests \
+		-m "not api and not cluster and not soak and not kernels and not images and not deep"
 
 # Last it is checked that every fault, exception handler and failure reason was exercised. On a cluster of the user's
 # too many tests are left out for that.
@@ -67,8 +57,8 @@ test: export FAILURE_PATHS := $(CURDIR)/.cache/failure_paths
 test: $(READY) ## Every test but the deepest, the stories on a real cluster included (KUBECONFIG=... uses yours)
 	@rm -rf "$$FAILURE_PATHS" && mkdir -p "$$FAILURE_PATHS"
 	@$(MAKE) -j 2 setup check
-	@$(MAKE) unit WITHOUT="$(COMPUTING)"
-	@$(MAKE) -j 2 clusters computing
+	@$(MAKE) unit
+	@$(MAKE) clusters
 	@$(if $(FOREIGN),,$(PYTHON) -m e2e.failure_paths)
 
 # The images are built beside other tests, at the lowest priority, and looked into. Stories run side by side, but for those that change or
@@ -76,7 +66,7 @@ test: $(READY) ## Every test but the deepest, the stories on a real cluster incl
 clusters:
 	@$(MAKE) -j 2 servers artifacts
 	NODES=2 $(PYTHON) -m e2e.up
-	@$(MAKE) -j 1 --keep-going stories stories-alone
+	@$(MAKE) --keep-going stories stories-alone
 
 stories:
 	$(PYTEST) -n 2 --dist loadfile -m "cluster and not alone and not deep" e2e/stories
