@@ -170,8 +170,8 @@ def _descend(
         columns = slice(group * size, (group + 1) * size)
         own, slope = moments[columns, columns], slopes[:, columns].clone()
         code, scale, zero = codes[:, columns], scales[:, group], zeros[:, group, None]
-        before = (code - zero) * scale[:, None]
         steps = code - zero
+        before = steps * scale[:, None]
         change = _change_of_scale(steps, slope, own, scale, block.stored)
         scale += change
         slope += (change[:, None] * steps) @ own
