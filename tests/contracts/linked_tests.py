@@ -6,10 +6,11 @@ where all its tests are meant.
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
+
+from tests.contracts import source_code
 
 ROOT = Path(__file__).parents[2]
 REPOSITORY = "https://github.com/quire-dev/quire/blob/main/"
@@ -31,6 +32,4 @@ def links(text: str) -> list[tuple[str, str]]:
 
 
 def tests_of(path: Path) -> set[str]:
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    functions = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
-    return {function.name for function in functions if function.name.startswith("test_")}
+    return {name for name, _ in source_code.of_file(path).functions if name.startswith("test_")}

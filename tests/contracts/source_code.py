@@ -13,7 +13,7 @@ from pathlib import Path
 class SourceCode:
     """``imports``: `a` of `import a`, `a` and `a.b` of `from a import b`. ``attributes``: names with dots, as
     they stand there. ``called``: full names, by whatever name they were imported. ``keywords``: line, name
-    and value of each argument by keyword. ``functions``: name and lines.
+    and value (None where it is no constant) of each argument by keyword. ``functions``: name and lines.
     """
 
     docstring: str | None
@@ -48,7 +48,7 @@ def of_text(text: str) -> SourceCode:
             if isinstance(node, ast.Call) and (name := names.get(id(node.func)))
         ),
         keywords=tuple(
-            (node.lineno, node.arg, node.value.value if isinstance(node.value, ast.Constant) else node.value)
+            (node.lineno, node.arg, node.value.value if isinstance(node.value, ast.Constant) else None)
             for node in nodes
             if isinstance(node, ast.keyword)
         ),
