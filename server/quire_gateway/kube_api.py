@@ -131,7 +131,12 @@ class Connection:
             if not response.ok:
                 kind = {404: MissingError, 409: ConflictError}.get(response.status, KubeError)
                 raise kind(f"{path}: HTTP {response.status} {(await response.text())[:200]}")
-            yield response
+            try:
+                yield response
+            finally:
+                # Left before its end. TLS would wait for the server's farewell first, for up to 30 seconds.
+                if response.connection is not None and response.connection.transport is not None:
+                    response.connection.transport.abort()
 
 
 def _event(line: bytes) -> Body:
