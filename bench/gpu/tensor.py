@@ -26,7 +26,7 @@ _PARTS = (8 << 10, 64 << 10, 512 << 10)  # bytes: 1, 8 and 64 tokens of 4,096 in
 _STATES = (16 << 10, 1 << 20)  # bytes: 1 and 64 tokens, two rows of 4,096 each
 _GPUS = 2
 #: Rows of groups of nodes, which one machine cannot fill.
-_OF_NODES = (
+OF_NODES = (
     *(f"sum of {size >> 10} KiB between 2 nodes" for size in _PARTS),
     *(f"states of {size >> 10} KiB to a stage on another node" for size in _STATES),
     "from a lost node to the end of all ranks",
@@ -64,7 +64,7 @@ def goals(sizes: Sizes) -> dict[str, str]:
     shards = {_shard(ranks, streams): "" for ranks in _RANKS for streams in _streams(sizes)}
     sums_of_parts = {_sum(size): "one-shot below NCCL" for size in _PARTS}
     of_states = {_states(size): "" for size in _STATES}
-    return shards | sums_of_parts | of_states | dict.fromkeys(_OF_NODES, "two machines needed")
+    return shards | sums_of_parts | of_states | dict.fromkeys(OF_NODES, "two machines needed")
 
 
 def _shard(ranks: int, streams: int) -> str:

@@ -27,6 +27,8 @@ _BY_TABLE = frozenset({"block_copy_kernel", "one_shot_all_reduce_kernel"})
 #: Programs that wait for one another, by flags.
 _WAITING = frozenset({"one_shot_all_reduce_kernel"})
 
+_ONE_PLACE = "two programs write one place"
+
 Addresses = NDArray[np.uint64]
 
 
@@ -45,6 +47,7 @@ class AddressLog:
     def __init__(self) -> None:
         self.faults: Counter[tuple[str, str]] = Counter()
         self.launches = 0
+        self._unread = ""  # the kernel whose programs may write one place
         self._name = ""
         self._begins: Addresses = np.empty(0, np.uint64)
         self._ends: Addresses = np.empty(0, np.uint64)
@@ -62,7 +65,17 @@ class AddressLog:
             touched, self._touched = self._touched, None
             if self._name not in _WAITING:
                 for kind in _conflicts(touched):
-                    self.faults[self._name, kind] += 1
+                    if (self._name, kind) != (self._unread, _ONE_PLACE):
+                        self.faults[self._name, kind] += 1
+
+    @contextmanager
+    def unread_writes(self, kernel: str) -> Iterator[None]:
+        """Within it, nobody reads what programs of this kernel write: it may be one place."""
+        self._unread = kernel
+        try:
+            yield
+        finally:
+            self._unread = ""
 
     def note(self, kind: str, builder: Any, pointers: Any, mask: Any) -> Any:
         """An access, before it is made; returns the mask of what may be accessed."""
@@ -108,7 +121,7 @@ def _conflicts(touched: _Touched) -> Iterator[str]:
     order = np.lexsort((writers, written))
     written, writers = written[order], writers[order]
     if ((written[1:] == written[:-1]) & (writers[1:] != writers[:-1])).any():
-        yield "two programs write one place"
+        yield _ONE_PLACE
     for accesses, kind in (
         (touched.reads, "a program reads what another one writes"),
         (touched.atomics, "a program writes what another one changes by atomics"),
