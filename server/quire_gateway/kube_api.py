@@ -126,12 +126,12 @@ class Connection:
         async with self._session.request(
             method, self._url + path, params=query, data=data, headers=headers, timeout=timeout
         ) as response:
-            if response.status == 410:
-                raise GoneError
-            if not response.ok:
-                kind = {404: MissingError, 409: ConflictError}.get(response.status, KubeError)
-                raise kind(f"{path}: HTTP {response.status} {(await response.text())[:200]}")
             try:
+                if response.status == 410:
+                    raise GoneError
+                if not response.ok:
+                    kind = {404: MissingError, 409: ConflictError}.get(response.status, KubeError)
+                    raise kind(f"{path}: HTTP {response.status} {(await response.text())[:200]}")
                 yield response
             finally:
                 # Left before its end. TLS would wait for the server's farewell first, for up to 30 seconds.
