@@ -6,7 +6,7 @@ reads, except by atomics, and none may leave the memory of the launch's argument
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -47,7 +47,7 @@ class AddressLog:
     def __init__(self) -> None:
         self.faults: Counter[tuple[str, str]] = Counter()
         self.launches = 0
-        self._unread = ""  # the kernel whose programs may write one place
+        self._unread: Counter[str] = Counter()  # runs within which programs of a kernel may write one place
         self._name = ""
         self._begins: Addresses = np.empty(0, np.uint64)
         self._ends: Addresses = np.empty(0, np.uint64)
@@ -65,17 +65,22 @@ class AddressLog:
             touched, self._touched = self._touched, None
             if self._name not in _WAITING:
                 for kind in _conflicts(touched):
-                    if (self._name, kind) != (self._unread, _ONE_PLACE):
+                    if kind != _ONE_PLACE or not self._unread[self._name]:
                         self.faults[self._name, kind] += 1
 
-    @contextmanager
-    def unread_writes(self, kernel: str) -> Iterator[None]:
-        """Within it, nobody reads what programs of this kernel write: it may be one place."""
-        self._unread = kernel
-        try:
-            yield
-        finally:
-            self._unread = ""
+    def unread_writes(self, run: Callable[..., None], kernel: str) -> Callable[..., None]:
+        """The function, within which nobody reads what programs of this kernel write: it may be one place.
+        Ranks are threads, which take turns within it.
+        """
+
+        def running(*args: Any, **more: Any) -> None:
+            self._unread[kernel] += 1
+            try:
+                run(*args, **more)
+            finally:
+                self._unread[kernel] -= 1
+
+        return running
 
     def note(self, kind: str, builder: Any, pointers: Any, mask: Any) -> Any:
         """An access, before it is made; returns the mask of what may be accessed."""

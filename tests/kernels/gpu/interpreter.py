@@ -45,6 +45,7 @@ def interpreted() -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(triton.knobs.runtime.scope())
         triton.knobs.runtime.interpret = True
+        stack.enter_context(patch.object(interpreter.InterpretedFunction, "__init__", _refused))
         for owner, name, replacement in _REPLACEMENTS:
             stack.enter_context(patch.object(owner, name, replacement, create=not hasattr(owner, name)))
         # Kernels refer to the language as `tl`, triton's own device functions as `core`.
@@ -55,6 +56,10 @@ def interpreted() -> Iterator[None]:
         stack.enter_context(warnings.catch_warnings())
         warnings.filterwarnings("ignore", "Conversion of an array with ndim > 0", DeprecationWarning)
         yield
+
+
+def _refused(self: Any, fn: Callable[..., Any], **more: Any) -> None:
+    raise RuntimeError(f"{fn.__name__}: import this kernel before it is interpreted, or its launches are not")
 
 
 @cache
