@@ -1,7 +1,5 @@
 """The tests run on a GPU if there is one, otherwise in Triton's interpreter on CPU tensors."""
 
-import importlib
-import pkgutil
 from collections.abc import Iterator
 from contextlib import ExitStack
 from unittest.mock import patch
@@ -9,18 +7,11 @@ from unittest.mock import patch
 import pytest
 import torch
 
-import quire_kernels
 from quire_server.runner.gpu import memory_profile, warm_up
 
 if not torch.cuda.is_available():  # it patches the pinned triton version; a GPU machine may have another one
     from tests.kernels.gpu.address_log import address_log
     from tests.kernels.gpu.interpreter import interpreted
-
-    # Before any of them is interpreted: what is first imported then, is a kernel of another class, of which
-    # no address is logged.
-    for found in pkgutil.walk_packages(quire_kernels.__path__, "quire_kernels."):
-        if found.name.endswith("_triton"):
-            importlib.import_module(found.name)
 
 
 @pytest.fixture(scope="session")

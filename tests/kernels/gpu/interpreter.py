@@ -9,6 +9,8 @@ It cannot find: races between programs (they run one after the other), shapes th
 products in tf32, and reads beyond a tensor, which give garbage or end the process.
 """
 
+import importlib
+import pkgutil
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -23,6 +25,8 @@ import triton
 import triton.language as tl
 from triton.runtime import interpreter
 from triton.runtime.jit import JITFunction
+
+import quire_kernels
 
 _FLOATS = {
     tl.bfloat16: torch.bfloat16, tl.float16: torch.float16, tl.float32: torch.float32,
@@ -42,6 +46,7 @@ _binary, _unary, _cast, _splat = (
 @contextmanager
 def interpreted() -> Iterator[None]:
     """Within it ``kernel[grid](...)`` takes CPU tensors and computes at once."""
+    _import_kernels()
     with ExitStack() as stack:
         stack.enter_context(triton.knobs.runtime.scope())
         triton.knobs.runtime.interpret = True
@@ -58,8 +63,18 @@ def interpreted() -> Iterator[None]:
         yield
 
 
+@cache
+def _import_kernels() -> None:
+    """All kernels of the project. Imported while kernels are interpreted, they would be of another class, of
+    which no launch is seen here.
+    """
+    for found in pkgutil.walk_packages(quire_kernels.__path__, "quire_kernels."):
+        if found.name.endswith("_triton"):
+            importlib.import_module(found.name)
+
+
 def _refused(self: Any, fn: Callable[..., Any], **more: Any) -> None:
-    raise RuntimeError(f"{fn.__name__}: import this kernel before it is interpreted, or its launches are not")
+    raise RuntimeError(f"{fn.__name__}: import this kernel before kernels are interpreted")
 
 
 @cache
