@@ -7,8 +7,10 @@ import subprocess
 
 import pytest
 
+from tests.server import adapter_files
 from tests.server.clients.conftest import MODEL, ROOT, SHOWN_URL, code_blocks
-from tests.server.conftest import KEY
+from tests.server.conftest import ADMIN_KEY, KEY
+from tests.server.launch import Server
 
 PAGES = ["README.md", *(str(path.relative_to(ROOT)) for path in sorted((ROOT / "docs").glob("*.md")))]
 COMMANDS = [
@@ -33,10 +35,28 @@ CHAT = {
 }
 
 
+@pytest.fixture(scope="module")
+def adapter_server(tiny, tmp_path_factory):
+    """With the adapter of docs/adapters.md."""
+    directory = tmp_path_factory.mktemp("adapter-server")
+    adapter_files.write(directory / "adapters" / "support", tiny)
+    (directory / "keys").mkdir()
+    (directory / "keys" / "client").write_text(KEY)
+    (directory / "keys" / "admin").write_text(f"{ADMIN_KEY}\nadmin: true")
+    folders = ("--adapters-dir", directory / "adapters", "--api-keys-dir", directory / "keys")
+    with Server(tiny, directory, "--max-adapters", "4", *map(str, folders)) as server:
+        server.wait_ready()
+        server.wait(
+            "the adapter", lambda: [one["state"] for one in server.statusz()["adapters"]] == ["Ready"]
+        )
+        yield server
+
+
 def words(command, url):
+    keys = command.replace("$ADMIN_KEY", ADMIN_KEY).replace("$KEY", KEY)
     return [
-        re.sub(rf"{SHOWN_URL}|http://{MODEL}(?=/)", url, word)
-        for word in shlex.split(command.replace("\\\n", " "))
+        re.sub(rf"{SHOWN_URL}|http://{MODEL}(?=/)|^localhost:8000", url, word)
+        for word in shlex.split(keys.replace("\\\n", " "))
     ]
 
 
@@ -64,6 +84,10 @@ def test_a_curl_command_of_the_documentation_is_answered(request, command):
         server = request.getfixturevalue("embedding_server")
         answer = json.loads(run(words(command, server.url)))
         assert answer["model"] == MODEL and (answer.get("data") or answer.get("results")), answer
+        return
+    if '"support"' in command:
+        answer = json.loads(run(words(command, request.getfixturevalue("adapter_server").url)))
+        assert answer == {} if "load_lora_adapter" in command else answer["model"] == "support", answer
         return
     smollm2_server = request.getfixturevalue("smollm2_server")
     output = run(words(command, smollm2_server.url))
