@@ -69,7 +69,7 @@ class AddressLog:
                         self.faults[self._name, kind] += 1
 
     def unread_writes(self, run: Callable[..., None], kernel: str) -> Callable[..., None]:
-        """The function, within which nobody reads what programs of this kernel write: it may be one place.
+        """The function, within which nothing reads what programs of this kernel write: it may be one place.
         Ranks are threads, which take turns within it.
         """
 
